@@ -1,0 +1,70 @@
+"""Capsule layers of dynamic routing (Sabour et al., 2017)."""
+
+import torch
+from torch import Tensor, nn
+
+from capsroute.layers.inverted import warn_if_huge
+from capsroute.ops.dynamic import Observer, dynamic_routing
+
+# Sabour et al.'s own initial scale of the transforms
+TRANSFORM_STD = 0.1
+
+
+class DynamicConvCaps(nn.Module):
+    """(B, H, W, in, d) -> (B, H', W', out, d'), no padding; `iterations` rounds at every call."""
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose_dim: int,
+        out_pose_dim: int,
+        *,
+        kernel_size: int = 3,
+        stride: int = 1,
+        iterations: int = 3,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
+        self.iterations, self.impl = iterations, impl
+        shape = (kernel_size, kernel_size, in_capsules, out_capsules, pose_dim, out_pose_dim)
+        self.weight = nn.Parameter(torch.empty(shape))
+        nn.init.normal_(self.weight, std=TRANSFORM_STD)
+
+    def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
+        return dynamic_routing(
+            children,
+            self.weight,
+            self.iterations,
+            stride=self.stride,
+            impl=self.impl,
+            observe=observe,
+        )
+
+
+class DynamicLinearCaps(nn.Module):
+    """(B, in, d) or a convolutional layer's (B, H, W, capsules, d) -> (B, out, d')."""
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose_dim: int,
+        out_pose_dim: int,
+        *,
+        iterations: int = 3,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.iterations, self.impl = iterations, impl
+        shape = (in_capsules, out_capsules, pose_dim, out_pose_dim)
+        warn_if_huge(shape)
+        self.weight = nn.Parameter(torch.empty(shape))
+        nn.init.normal_(self.weight, std=TRANSFORM_STD)
+
+    def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
+        children = children.flatten(1, -2)
+        return dynamic_routing(
+            children, self.weight, self.iterations, impl=self.impl, observe=observe
+        )

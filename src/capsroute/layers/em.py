@@ -1,0 +1,144 @@
+"""Layers of an EM-routed capsule network; `ops/em.py` holds the procedure.
+
+Every layer passes on poses and the *logarithms* of activations, in at least float32. `forward`
+returns the result of the last iteration, `route` all of them, with their coefficients.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capsroute.ops.em import EMIteration, at_least_float32, em_routing, em_routing_history
+
+
+class EMPrimaryCaps(nn.Module):
+    """Features (B, C, H, W) to poses (B, H, W, capsules, d), log-activations (B, H, W, capsules).
+
+    Two 1×1 convolutions with bias; the activations go through a sigmoid.
+    """
+
+    def __init__(self, in_channels: int, capsules: int, pose_dim: int) -> None:
+        super().__init__()
+        _square_root(pose_dim)
+        self.capsules, self.pose_dim = capsules, pose_dim
+        self.pose = nn.Conv2d(in_channels, capsules * pose_dim, 1)
+        self.activation = nn.Conv2d(in_channels, capsules, 1)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        poses = self.pose(features).movedim(1, -1).unflatten(-1, (self.capsules, self.pose_dim))
+        logits = self.activation(features).movedim(1, -1)
+        poses, logits = at_least_float32(poses, logits)
+        return poses, F.logsigmoid(logits)
+
+
+class _EMRouting(nn.Module):
+    """What the convolutional and the class layer share: transforms, β_u, β_a and iterations.
+
+    Transforms start as the identity plus Gaussian noise: means of votes then keep the size of the
+    poses, however many children there are, while averages of purely random votes would shrink with
+    every layer until the variance floor hides them. The noise makes the parents differ.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], pose_dim: int, iterations: int, stride: int = 1
+    ) -> None:
+        super().__init__()
+        n = _square_root(pose_dim)
+        if iterations < 1:
+            raise ValueError(f"`iterations` must be at least 1, got {iterations}")
+        if stride < 1:
+            raise ValueError(f"`stride` must be at least 1, got {stride}")
+        self.iterations, self.stride = iterations, stride
+        self.weight = nn.Parameter(torch.empty(*shape, n, n))
+        self.beta_u = nn.Parameter(torch.empty(shape[-1]))
+        self.beta_a = nn.Parameter(torch.empty(shape[-1]))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = self.weight.shape[-1]
+        with torch.no_grad():
+            self.weight.normal_(std=0.5 / math.sqrt(n))
+            self.weight.add_(torch.eye(n, device=self.weight.device, dtype=self.weight.dtype))
+            self.beta_u.zero_()
+            self.beta_a.zero_()
+
+    def forward(self, poses: Tensor, log_activations: Tensor) -> tuple[Tensor, Tensor]:
+        return em_routing(
+            poses,
+            log_activations,
+            self.weight,
+            self.beta_u,
+            self.beta_a,
+            iterations=self.iterations,
+            stride=self.stride,
+        )
+
+    def route(self, poses: Tensor, log_activations: Tensor) -> list[EMIteration]:
+        """Every iteration's poses, log-activations and coefficients; the last is the result."""
+        return em_routing_history(
+            poses,
+            log_activations,
+            self.weight,
+            self.beta_u,
+            self.beta_a,
+            iterations=self.iterations,
+            stride=self.stride,
+        )
+
+
+class EMConvCaps(_EMRouting):
+    """EM routing between convolutional capsule layers, without padding.
+
+    (B, H, W, in, d) and (B, H, W, in) to (B, H', W', out, d) and (B, H', W', out). Holds
+    k·k·in·out·d transforms and one β_u and one β_a for each of the `out` capsule types.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose_dim: int,
+        kernel_size: int,
+        stride: int = 1,
+        iterations: int = 2,
+    ) -> None:
+        if kernel_size < 1:
+            raise ValueError(f"`kernel_size` must be at least 1, got {kernel_size}")
+        shape = (kernel_size, kernel_size, in_capsules, out_capsules)
+        super().__init__(shape, pose_dim, iterations, stride)
+
+    def extra_repr(self) -> str:
+        k, _, n_in, n_out = self.weight.shape[:4]
+        return (
+            f"{n_in}, {n_out}, pose_dim={self.weight.shape[-1] ** 2}, kernel_size={k}, "
+            f"stride={self.stride}, iterations={self.iterations}"
+        )
+
+
+class EMClassCaps(_EMRouting):
+    """EM routing of every capsule at every position to one capsule for each class.
+
+    (B, H, W, in, d) and (B, H, W, in) to (B, classes, d) and (B, classes). Transforms are shared
+    by all positions (in·classes·d of them), so votes carry their coordinates.
+    """
+
+    def __init__(
+        self, in_capsules: int, num_classes: int, pose_dim: int, iterations: int = 2
+    ) -> None:
+        if pose_dim < 4:
+            raise ValueError(f"`pose_dim` must be at least 4 to hold coordinates, got {pose_dim}")
+        super().__init__((in_capsules, num_classes), pose_dim, iterations)
+
+    def extra_repr(self) -> str:
+        n_in, n_out = self.weight.shape[:2]
+        return (
+            f"{n_in}, {n_out}, pose_dim={self.weight.shape[-1] ** 2}, iterations={self.iterations}"
+        )
+
+
+def _square_root(pose_dim: int) -> int:
+    if pose_dim < 1 or math.isqrt(pose_dim) ** 2 != pose_dim:
+        raise ValueError(f"`pose_dim` must be the square of a whole number, got {pose_dim}")
+    return math.isqrt(pose_dim)

@@ -1,0 +1,205 @@
+"""Capsule layers that route by inverted dot-product attention."""
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsroute.layers.primary import PoseNorm
+from capsroute.ops.inverted import routing_step
+
+INITIAL_POSES = ("zeros", "random", "learned")
+WEIGHTS_WORTH_A_WARNING = 100_000_000
+
+
+def transform_shape(pose: str, pose_dim: int, out_pose_dim: int) -> tuple[int, int]:
+    """Sizes (a, b) of one transform W_ij, or a one-line error."""
+    if pose == "vector":
+        return pose_dim, out_pose_dim
+    if pose != "matrix":
+        raise ValueError(f"`pose` must be 'matrix' or 'vector', got {pose!r}")
+    side = math.isqrt(pose_dim)
+    if side * side != pose_dim:
+        raise ValueError(f"`pose_dim` must be a square for matrix poses, got {pose_dim}")
+    if out_pose_dim != pose_dim:
+        raise ValueError(
+            f"`out_pose_dim` must equal `pose_dim` (={pose_dim}) for matrix poses, "
+            f"got {out_pose_dim}"
+        )
+    return side, side
+
+
+def warn_if_huge(shape: tuple[int, ...]) -> None:
+    """A linear capsule layer grows with the image; say so before the memory runs out."""
+    weights = math.prod(shape)
+    if weights > WEIGHTS_WORTH_A_WARNING:
+        n_in, n_out, a, b = shape
+        warnings.warn(
+            f"a linear capsule layer from {n_in:,} to {n_out:,} capsules holds {weights:,} weights "
+            f"({a}×{b} each): consider a smaller image, more stride or fewer capsules before it",
+            stacklevel=4,
+        )
+
+
+class InvertedCaps(nn.Module):
+    """What `ConvCaps` and `LinearCaps` share: transforms, LayerNorm and the initial poses.
+
+    `forward(children, parents)` is one routing step and its LayerNorm. `parents=None` is the
+    first iteration. A `CapsuleStack` runs the iterations of several layers.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        weight_shape: tuple[int, ...],
+        out_pose_dim: int,
+        *,
+        layer_norm: bool,
+        initial_poses: str,
+        scale: float | None,
+        impl: str,
+    ) -> None:
+        super().__init__()
+        if initial_poses not in INITIAL_POSES:
+            choices = ", ".join(repr(choice) for choice in INITIAL_POSES)
+            raise ValueError(f"`initial_poses` must be one of {choices}, got {initial_poses!r}")
+        self.out_capsules, self.out_pose_dim = weight_shape[-3], out_pose_dim
+        self.initial_poses, self.scale, self.impl = initial_poses, scale, impl
+        self.weight = nn.Parameter(torch.empty(weight_shape))
+        self.norm = PoseNorm(out_pose_dim) if layer_norm else nn.Identity()
+        if initial_poses == "learned":
+            self.initial = nn.Parameter(torch.zeros(self.out_capsules, out_pose_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The authors' initial scale: √(out / (a · in · k²)), a the inner size of the product."""
+        *window, n_in, n_out, a, _ = self.weight.shape
+        nn.init.normal_(self.weight, std=math.sqrt(n_out / (a * n_in * math.prod(window))))
+
+    def first_parents(self, children: Tensor, size: tuple[int, ...]) -> Tensor | None:
+        """Poses before the first iteration; None stands for zeros, which cost nothing."""
+        shape = (children.shape[0], *size, self.out_capsules, self.out_pose_dim)
+        if self.initial_poses == "random":  # drawn anew at every call, at LayerNorm's own scale
+            return torch.randn(shape, device=children.device, dtype=children.dtype)
+        if self.initial_poses == "learned":
+            return self.initial.to(children.dtype).expand(shape)
+        return None
+
+    def route(
+        self, children: Tensor, parents: Tensor | None, stride: int, return_coefficients: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        options: dict[str, Any] = {"stride": stride, "scale": self.scale, "impl": self.impl}
+        if not return_coefficients:
+            return self.norm(routing_step(children, self.weight, parents, **options))
+        poses, coefficients = routing_step(
+            children, self.weight, parents, return_coefficients=True, **options
+        )
+        return self.norm(poses), coefficients
+
+
+class ConvCaps(InvertedCaps):
+    """Convolutional capsules: (B, H, W, in, d) -> (B, H', W', out, d'), no padding.
+
+    Args:
+        in_capsules: capsule types of the layer below.
+        out_capsules: capsule types of this layer; those at one position compete for a child.
+        pose_dim: elements of a child's pose, 16 for a 4×4 matrix.
+        out_pose_dim: elements of a parent's pose, `pose_dim` unless given (vector poses only).
+        pose: `matrix` (√d×√d transforms) or `vector` (d×d' transforms).
+        layer_norm: off for the paper's ablation A.
+        initial_poses: `zeros`, `random` (drawn at every call) or `learned`, before iteration 1.
+        scale: of the agreement, 1/√d' unless given.
+        impl: see `capsroute.ops.inverted.routing_step`.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose_dim: int,
+        out_pose_dim: int | None = None,
+        *,
+        kernel_size: int = 3,
+        stride: int = 1,
+        pose: str = "matrix",
+        layer_norm: bool = True,
+        initial_poses: str = "zeros",
+        scale: float | None = None,
+        impl: str = "auto",
+    ) -> None:
+        out_pose_dim = pose_dim if out_pose_dim is None else out_pose_dim
+        a, b = transform_shape(pose, pose_dim, out_pose_dim)
+        super().__init__(
+            (kernel_size, kernel_size, in_capsules, out_capsules, a, b),
+            out_pose_dim,
+            layer_norm=layer_norm,
+            initial_poses=initial_poses,
+            scale=scale,
+            impl=impl,
+        )
+        self.kernel_size, self.stride, self.pose = kernel_size, stride, pose
+
+    def forward(
+        self, children: Tensor, parents: Tensor | None = None, *, return_coefficients: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if parents is None:
+            height, width = children.shape[1:3]
+            size = tuple((s - self.kernel_size) // self.stride + 1 for s in (height, width))
+            parents = self.first_parents(children, size)
+        return self.route(children, parents, self.stride, return_coefficients)
+
+    def extra_repr(self) -> str:
+        _, _, n_in, n_out, a, b = self.weight.shape
+        return (
+            f"{n_in} -> {n_out} capsules, {self.pose} {a}×{b}, "
+            f"kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+
+
+class LinearCaps(InvertedCaps):
+    """Fully connected capsules: (B, in, d) -> (B, out, d').
+
+    Children from a convolutional layer, (B, H, W, capsules, d), are flattened in that order.
+    Arguments as for `ConvCaps`.
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        out_capsules: int,
+        pose_dim: int,
+        out_pose_dim: int | None = None,
+        *,
+        pose: str = "matrix",
+        layer_norm: bool = True,
+        initial_poses: str = "zeros",
+        scale: float | None = None,
+        impl: str = "auto",
+    ) -> None:
+        out_pose_dim = pose_dim if out_pose_dim is None else out_pose_dim
+        a, b = transform_shape(pose, pose_dim, out_pose_dim)
+        warn_if_huge((in_capsules, out_capsules, a, b))
+        super().__init__(
+            (in_capsules, out_capsules, a, b),
+            out_pose_dim,
+            layer_norm=layer_norm,
+            initial_poses=initial_poses,
+            scale=scale,
+            impl=impl,
+        )
+        self.pose = pose
+
+    def forward(
+        self, children: Tensor, parents: Tensor | None = None, *, return_coefficients: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        children = children.flatten(1, -2)
+        if parents is None:
+            parents = self.first_parents(children, ())
+        return self.route(children, parents, 1, return_coefficients)
+
+    def extra_repr(self) -> str:
+        n_in, n_out, a, b = self.weight.shape
+        return f"{n_in} -> {n_out} capsules, {self.pose} {a}×{b}"

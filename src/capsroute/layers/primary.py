@@ -1,0 +1,64 @@
+"""From feature maps to the first capsules."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capsroute.ops.dynamic import squash
+
+
+class PoseNorm(nn.LayerNorm):
+    """LayerNorm over the pose, shared by all capsules of a layer.
+
+    Statistics are taken in fp32 (or better), and the result keeps the dtype that the poses are
+    stored in, also under autocast.
+    """
+
+    def forward(self, poses: Tensor) -> Tensor:
+        wide = torch.promote_types(poses.dtype, torch.float32)
+        normed = F.layer_norm(
+            poses.to(wide),
+            self.normalized_shape,
+            self.weight.to(wide),
+            self.bias.to(wide),
+            self.eps,
+        )
+        return normed.to(poses.dtype)
+
+
+class PrimaryCaps(nn.Module):
+    """A convolution whose channels are grouped into capsules, then normalised pose by pose.
+
+    Takes features (B, C, H, W) and returns poses (B, H', W', capsules, pose_dim).
+
+    Args:
+        normalization: `layer` (the paper), `squash` (dynamic routing) or `none` (ablation A).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        capsules: int,
+        pose_dim: int,
+        *,
+        kernel_size: int = 1,
+        stride: int = 1,
+        bias: bool = False,
+        normalization: str = "layer",
+    ) -> None:
+        super().__init__()
+        if normalization not in ("layer", "squash", "none"):
+            raise ValueError(
+                f"`normalization` must be 'layer', 'squash' or 'none', got {normalization!r}"
+            )
+        self.capsules, self.pose_dim, self.normalization = capsules, pose_dim, normalization
+        self.conv = nn.Conv2d(in_channels, capsules * pose_dim, kernel_size, stride, bias=bias)
+        if normalization == "layer":
+            self.norm = PoseNorm(pose_dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        channels = self.conv(features).permute(0, 2, 3, 1)
+        poses = channels.unflatten(-1, (self.capsules, self.pose_dim))
+        if self.normalization == "layer":
+            return self.norm(poses)
+        return squash(poses) if self.normalization == "squash" else poses

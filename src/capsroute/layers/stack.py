@@ -1,0 +1,75 @@
+"""Runs a schedule over a stack of capsule layers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from capsroute.ops import schedule as schedules
+
+
+@dataclass
+class History:
+    """What every routed layer did: `poses[layer][iteration]`, `coefficients[layer][iteration]`.
+
+    Layer 0 is the first one above the primary capsules.
+    """
+
+    poses: list[list[Any]] = field(default_factory=list)
+    coefficients: list[list[Any]] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+
+
+class CapsuleStack(nn.Module):
+    """Capsule layers routed together: primary capsules in, last layer's capsules out.
+
+    Args:
+        layers: from the bottom up, each with `forward(children, parents, *, return_coefficients)`.
+        iterations: routing iterations, at least 1 (uniform routing).
+        schedule: `concurrent` (the paper) or `sequential` (ablation B).
+    """
+
+    def __init__(
+        self, layers: list[nn.Module], *, iterations: int, schedule: str = "concurrent"
+    ) -> None:
+        super().__init__()
+        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+            raise ValueError(f"`iterations` must be an integer of at least 1, got {iterations!r}")
+        if schedule not in schedules.SCHEDULES:
+            choices = " or ".join(repr(name) for name in schedules.SCHEDULES)
+            raise ValueError(f"`schedule` must be {choices}, got {schedule!r}")
+        self.layers = nn.ModuleList(layers)
+        self.iterations, self.schedule = iterations, schedule
+
+    def forward(self, primary: Any) -> Any:
+        run = getattr(schedules, self.schedule)
+        return run(list(self.layers), primary, self.iterations)[-1]
+
+    def route(self, primary: Any) -> tuple[Any, History]:
+        """The same result, with every update of every layer recorded (the useless ones too)."""
+        history = History()
+        steps = [self._recorded(layer, history) for layer in self.layers]
+        run = getattr(schedules, self.schedule)
+        top = run(steps, primary, self.iterations, every_update=True)[-1]
+        if self.schedule == "sequential":
+            history.used = [self.iterations - 1] * len(steps)
+            return top, history
+        needed = schedules.light_cone(self.iterations, len(steps))
+        history.used = [count - 1 for count in needed]
+        # an update past the cone is in `top` only if it cannot matter, so `top` is `forward`'s
+        return top, history
+
+    @staticmethod
+    def _recorded(layer: nn.Module, history: History) -> Any:
+        poses: list[Any] = []
+        coefficients: list[Any] = []
+        history.poses.append(poses)
+        history.coefficients.append(coefficients)
+
+        def step(children: Any, parents: Any) -> Any:
+            updated, shares = layer(children, parents, return_coefficients=True)
+            poses.append(updated)
+            coefficients.append(shares)
+            return updated
+
+        return step

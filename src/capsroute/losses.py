@@ -1,0 +1,60 @@
+"""Losses on class scores.
+
+Targets are class indices (B,) or multi-hot rows (B, classes). Every loss is a mean over the batch.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def multi_hot(scores: Tensor, targets: Tensor) -> Tensor:
+    """Targets as rows of zeros and ones, whichever way they came."""
+    if targets.shape == scores.shape:
+        return targets.to(scores.dtype)
+    return F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Softmax cross-entropy, for one class an image."""
+    return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+
+
+def binary_cross_entropy(
+    logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
+) -> Tensor:
+    """A sigmoid for each class, for any number of classes an image; mean over classes too."""
+    wanted = multi_hot(logits, targets)
+    wanted = wanted * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    return F.binary_cross_entropy_with_logits(logits, wanted)
+
+
+def margin(
+    lengths: Tensor,
+    targets: Tensor,
+    *,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
+) -> Tensor:
+    """Dynamic routing's loss: lengths above m⁺ for classes present, below m⁻ for the others."""
+    wanted = multi_hot(lengths, targets)
+    missing = F.relu(present - lengths).square()
+    surplus = F.relu(lengths - absent).square()
+    return (wanted * missing + down_weight * (1.0 - wanted) * surplus).sum(dim=-1).mean()
+
+
+def spread(activations: Tensor, targets: Tensor, *, margin: float | Tensor = 0.2) -> Tensor:
+    """EM routing's loss: the right class's activation leads every other by `margin`."""
+    right = activations.gather(1, targets[:, None])
+    behind = F.relu(margin - (right - activations)).square()
+    return (behind * (1.0 - multi_hot(activations, targets))).sum(dim=-1).mean()
+
+
+def spread_margin(
+    epoch: float | Tensor, *, first: float = 0.2, last: float = 0.9
+) -> float | Tensor:
+    """The margin of `spread` rises linearly from 0.2 to 0.9 over the first 10 epochs."""
+    if isinstance(epoch, Tensor):
+        return first + (last - first) * torch.clamp(epoch / 10.0, max=1.0)
+    return first + (last - first) * min(epoch / 10.0, 1.0)

@@ -1,0 +1,20 @@
+"""The models: a registry, and one function for each."""
+
+from capsroute.models import cnn, dynamic, em, inverted  # importing registers their models
+from capsroute.models.base import CapsuleClassifier, ImageClassifier, Routing, Task
+from capsroute.models.registry import ModelInfo, create_model, list_models, model_info
+
+__all__ = [
+    "CapsuleClassifier",
+    "ImageClassifier",
+    "ModelInfo",
+    "Routing",
+    "Task",
+    "cnn",
+    "create_model",
+    "dynamic",
+    "em",
+    "inverted",
+    "list_models",
+    "model_info",
+]

@@ -1,0 +1,102 @@
+"""Feature extractors below the capsules: one convolution, or the paper's ResNet."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def simple_backbone(
+    in_channels: int, channels: int, *, kernel_size: int = 3, stride: int = 2, padding: int = 1
+) -> nn.Sequential:
+    """A convolution with bias and a ReLU."""
+    conv = nn.Conv2d(in_channels, channels, kernel_size, stride, padding)
+    return nn.Sequential(conv, nn.ReLU())
+
+
+class GhostBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm whose statistics come from consecutive groups of `group` images.
+
+    The paper trained through `DataParallel` on 8 GPUs, so each group of 16 images of a batch of
+    128 was normalised by itself, and the running statistics were those of the first group alone.
+    This does the same on one device. A last, smaller group is normalised by itself too.
+    """
+
+    def __init__(self, channels: int, group: int) -> None:
+        super().__init__(channels)
+        if group < 1:
+            raise ValueError(f"`bn_group` must be at least 1, got {group}")
+        self.group = group
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(images)
+        whole = images.shape[0] // self.group * self.group
+        if whole == 0:
+            return self._normalize(images[None], first=True)[0]
+        groups = images[:whole].unflatten(0, (-1, self.group))
+        normed = self._normalize(groups, first=True).flatten(0, 1)
+        if whole == images.shape[0]:
+            return normed
+        rest = self._normalize(images[None, whole:], first=False)[0]
+        return torch.cat([normed, rest])
+
+    def _normalize(self, groups: Tensor, first: bool) -> Tensor:
+        """(groups, images, C, H, W), each group by its own mean and variance, in fp32 or better."""
+        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
+        var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0, keepdim=True)
+        if first:
+            self._update_running(mean[0], var[0], wide.shape[1] * wide.shape[3] * wide.shape[4])
+        weight, bias = self.weight.view(-1, 1, 1), self.bias.view(-1, 1, 1)
+        return ((wide - mean) * torch.rsqrt(var + self.eps) * weight + bias).to(groups.dtype)
+
+    @torch.no_grad()
+    def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
+        assert self.running_mean is not None and self.running_var is not None  # always tracked
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        unbiased = var.flatten() * (count / max(count - 1, 1))
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean.flatten().to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+
+def batch_norm(channels: int, bn_group: int | None) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels) if bn_group is None else GhostBatchNorm2d(channels, bn_group)
+
+
+class ResidualBlock(nn.Module):
+    """Post-activation basic block; a 1×1 projection where the shape changes."""
+
+    def __init__(
+        self, in_channels: int, channels: int, stride: int = 1, bn_group: int | None = None
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.bn1 = batch_norm(channels, bn_group)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = batch_norm(channels, bn_group)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False),
+                batch_norm(channels, bn_group),
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet_stem(in_channels: int, bn_group: int | None = None) -> list[nn.Module]:
+    """3×3 convolution to 64 channels, as both ResNets here begin."""
+    conv = nn.Conv2d(in_channels, 64, 3, 1, 1, bias=False)
+    return [conv, batch_norm(64, bn_group), nn.ReLU()]
+
+
+def resnet_backbone(
+    in_channels: int, channels: int = 128, *, bn_group: int | None = None
+) -> nn.Sequential:
+    """The paper's: a 3×3 convolution, three 64-channel blocks, four of `channels`, halving once."""
+    blocks = [ResidualBlock(64, 64, 1, bn_group) for _ in range(3)]
+    blocks.append(ResidualBlock(64, channels, 2, bn_group))
+    blocks += [ResidualBlock(channels, channels, 1, bn_group) for _ in range(3)]
+    return nn.Sequential(*resnet_stem(in_channels, bn_group), *blocks)

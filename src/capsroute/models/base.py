@@ -1,0 +1,222 @@
+"""What every model of the registry has in common."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+Size = int | tuple[int, int]
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2023, 0.1994, 0.2010)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the routing of one batch did.
+
+    `poses[layer][iteration]` and `coefficients[layer][iteration]` cover the routed layers, layer 0
+    being the first above the primary capsules, and every iteration. Updates that climb too slowly
+    never reach the scores: `used[layer]` is the last iteration (an index) that does, so
+    `coefficients[layer][used[layer]]` are the ones that explain a prediction.
+    """
+
+    scores: Tensor
+    poses: list[list[Tensor]]
+    coefficients: list[list[Tensor]]
+    used: list[int]
+
+
+class Normalize(nn.Module):
+    """(images − mean) / std, channel by channel.
+
+    Buffers, so that exports carry them; not part of the state dict, since they follow from the
+    `Task` and were never learned.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+def as_size(image_size: Size) -> tuple[int, int]:
+    """`32` or `(32, 48)` -> (height, width), or a one-line error."""
+    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(size) != 2 or any(not isinstance(side, int) or side < 1 for side in size):
+        raise ValueError(f"`image_size` must be a positive integer or a pair, got {image_size!r}")
+    return size[0], size[1]
+
+
+def _check_count(argument: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is built for. Every field can be changed through `create_model`."""
+
+    num_classes: int
+    image_size: Size
+    in_channels: int
+    iterations: int | None = None  # None for models that do not route
+    multilabel: bool = False  # any number of classes an image, not exactly one
+    mean: tuple[float, ...] | None = None  # per-channel normalisation; none for digits
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        as_size(self.image_size)
+        _check_count("num_classes", self.num_classes)
+        _check_count("in_channels", self.in_channels)
+        if self.iterations is not None:
+            _check_count("iterations", self.iterations)
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"`mean` and `std` go together, got {self.mean} and {self.std}")
+
+    def normalization(self) -> nn.Module:
+        """For another number of channels than `mean` has, its average serves all of them."""
+        if self.mean is None or self.std is None:
+            return nn.Identity()
+        if len(self.mean) == len(self.std) == self.in_channels:
+            return Normalize(self.mean, self.std)
+        mean, std = sum(self.mean) / len(self.mean), sum(self.std) / len(self.std)
+        return Normalize([mean] * self.in_channels, [std] * self.in_channels)
+
+
+TASKS = {
+    "cifar10": Task(10, 32, 3, mean=CIFAR_MEAN, std=CIFAR_STD),
+    "cifar100": Task(100, 32, 3, mean=CIFAR_MEAN, std=CIFAR_STD),
+    "diverse_multimnist": Task(10, 36, 1, multilabel=True),
+}
+
+
+class ImageClassifier(nn.Module):
+    """Images (B, C, H, W), floats in [0, 1], to class scores (B, classes).
+
+    A subclass implements `compute_scores` on normalised images. Its scores are logits unless it
+    sets `scores_are_probabilities`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()  # keywords that any model of the family takes
+    scores_are_probabilities: ClassVar[bool] = False
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.name = type(self).__name__  # the registry puts the model's own name here
+        self.config: dict[str, Any] = {}  # and here what `create_model` was asked for
+        self.class_names: list[str] | None = None
+        self.task = task
+        self.normalize = task.normalization()
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return as_size(self.task.image_size)
+
+    @property
+    def in_channels(self) -> int:
+        return self.task.in_channels
+
+    @property
+    def num_classes(self) -> int:
+        return self.task.num_classes
+
+    @property
+    def iterations(self) -> int | None:
+        return self.task.iterations
+
+    def compute_scores(self, images: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not define `compute_scores`")
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = self.compute_scores(self.prepare(images))
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Check the images, then normalise them."""
+        if not images.is_floating_point():
+            raise TypeError(
+                f"`images` must be floating point in [0, 1], got {images.dtype}: "
+                "divide integer images by 255"
+            )
+        expected = (self.in_channels, *self.image_size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            wanted = ", ".join(map(str, expected))
+            raise ValueError(
+                f"`images` must have shape (batch, {wanted}), got {tuple(images.shape)}"
+            )
+        return self.normalize(images)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Scores as probabilities: softmax or sigmoid of logits; lengths and activations as is."""
+        if self.scores_are_probabilities:
+            return scores
+        return scores.sigmoid() if self.task.multilabel else scores.softmax(dim=-1)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As in PyTorch, but weights of another model are a ValueError of one line."""
+        if strict:
+            self._check_state(state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        own = self.state_dict()
+        problems = [f"{key!r} is missing" for key in own if key not in state_dict]
+        problems += [f"{key!r} is unexpected" for key in state_dict if key not in own]
+        problems += [
+            f"{key!r} must have shape {tuple(own[key].shape)}, got {tuple(value.shape)}"
+            for key, value in state_dict.items()
+            if key in own and value.shape != own[key].shape
+        ]
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ValueError(f"`state_dict` does not fit {self.name}: {problems[0]}{more}")
+
+
+class CapsuleClassifier(ImageClassifier):
+    """A classifier whose routing can be looked at."""
+
+    def route(self, images: Tensor) -> Routing:
+        """Scores, and the poses and coefficients of every layer and iteration."""
+        raise TypeError(f"{type(self).__name__} does not define `route`")
+
+
+def probe(backbone: nn.Module, task: Task) -> tuple[int, int, int]:
+    """(channels, height, width) of a backbone's features, by running it once on one image."""
+    height, width = as_size(task.image_size)
+    training = backbone.training
+    parameter = next(backbone.parameters(), None)
+    device = None if parameter is None else parameter.device
+    try:
+        with torch.no_grad():
+            features = backbone.eval()(
+                torch.zeros(1, task.in_channels, height, width, device=device)
+            )
+    except RuntimeError as error:  # PyTorch: "Kernel size can't be greater than actual input size"
+        raise ValueError(
+            f"`image_size` ({height}×{width}) is too small for the backbone: {error}"
+        ) from None
+    finally:
+        backbone.train(training)
+    _, channels, rows, columns = features.shape
+    return channels, rows, columns
+
+
+def convolved(size: tuple[int, int], kernel: int, stride: int, what: str) -> tuple[int, int]:
+    """Output size of a convolution without padding, or a one-line error."""
+    if kernel > min(size):
+        raise ValueError(
+            f"`kernel_size` of {what} must be within its input of {size[0]}×{size[1]}, "
+            f"got {kernel}: is `image_size` too small?"
+        )
+    return (size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1

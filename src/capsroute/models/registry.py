@@ -1,0 +1,136 @@
+"""Every model by its name: the function's name is the model's name."""
+
+import difflib
+import fnmatch
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from capsroute.models.base import TASKS, ImageClassifier, Size, Task
+
+Builder = Callable[..., ImageClassifier]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A registered model and what the paper says of it."""
+
+    name: str
+    build: Builder  # build(task, **options)
+    family: type[ImageClassifier]
+    dataset: str
+    task: Task
+    parameters: int
+    paper_accuracy: float | None  # percent, as the paper's table prints it
+
+    @property
+    def task_arguments(self) -> list[str]:
+        """Fields of the task that `create_model` accepts for this model."""
+        names = [field.name for field in fields(Task)]
+        return (
+            names if self.task.iterations is not None else [n for n in names if n != "iterations"]
+        )
+
+    @property
+    def options(self) -> list[str]:
+        """The model's and its family's own options."""
+        parameters = list(inspect.signature(self.build).parameters.values())[1:]
+        named = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        return [*named, *self.family.OPTIONS]
+
+    @property
+    def summary(self) -> str:
+        """First line of the model's docstring."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+
+_REGISTRY: dict[str, ModelInfo] = {}
+
+
+def register(
+    family: type[ImageClassifier],
+    dataset: str,
+    *,
+    iterations: int | None = None,
+    parameters: int,
+    paper_accuracy: float | None,
+) -> Callable[[Builder], Builder]:
+    """Decorator: put a model function into the registry under its own name.
+
+    The function gets a `Task`, the dataset's with the caller's changes, and options by keyword.
+    """
+    task = replace(TASKS[dataset], iterations=iterations)
+
+    def add(build: Builder) -> Builder:
+        name = build.__name__
+        _REGISTRY[name] = ModelInfo(name, build, family, dataset, task, parameters, paper_accuracy)
+        return build
+
+    return add
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the models that match a shell pattern, sorted."""
+    return sorted(fnmatch.filter(_REGISTRY, pattern))
+
+
+def model_info(name: str) -> ModelInfo:
+    """The registry's entry, or a ValueError with the nearest name."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    raise ValueError(f"`name` must be a registered model, got {name!r}{nearest(name, _REGISTRY)}")
+
+
+def nearest(given: str, choices: Any) -> str:
+    """'; did you mean …?' for the closest choice, or the list of them when nothing is close."""
+    close = difflib.get_close_matches(given, list(choices), n=1, cutoff=0.4)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; choose from {', '.join(sorted(choices))}"
+
+
+def create_model(
+    name: str,
+    *,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    in_channels: int | None = None,
+    iterations: int | None = None,
+    schedule: str | None = None,
+    **overrides: Any,
+) -> ImageClassifier:
+    """Build a model of the registry; what is not given keeps the model's own value.
+
+    Args:
+        name: see `list_models()`.
+        pretrained: load the weights that ship with the package.
+        num_classes: scores an image gets.
+        image_size: an integer or (height, width).
+        in_channels: 1 for grey, 3 for colour, or any other number.
+        iterations: routing iterations; 1 is uniform routing.
+        schedule: `concurrent` or `sequential` (inverted models).
+        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`.
+    """
+    info = model_info(name)
+    requested: dict[str, Any] = {
+        "num_classes": num_classes,
+        "image_size": image_size,
+        "in_channels": in_channels,
+        "iterations": iterations,
+        "schedule": schedule,
+        **overrides,
+    }
+    requested = {key: value for key, value in requested.items() if value is not None}
+    accepted = [*info.task_arguments, *info.options]
+    for key in requested:
+        if key not in accepted:
+            raise ValueError(f"{name} has no option `{key}`{nearest(key, accepted)}")
+    if pretrained:
+        raise ValueError(f"`pretrained` must be False for {name}: no weights ship with it")
+    task = replace(info.task, **{k: requested[k] for k in requested if k in info.task_arguments})
+    options = {k: requested[k] for k in requested if k not in info.task_arguments}
+    model = info.build(task, **options)
+    model.name, model.config = name, requested
+    return model

@@ -1,0 +1,78 @@
+"""Weights on disk: safetensors, with everything needed to build the model again."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from capsroute.models.base import ImageClassifier
+from capsroute.models.registry import create_model
+
+
+def save_model(model: ImageClassifier, path: str | Path) -> None:
+    """Write weights and metadata (name, options, class names); whole or not at all."""
+    path = Path(path)
+    metadata = {
+        "model": model.name,
+        "config": json.dumps(model.config),
+        "class_names": json.dumps(model.class_names),
+        "image_size": json.dumps(model.image_size),
+        "iterations": json.dumps(model.iterations),
+    }
+    tensors = {key: value.contiguous() for key, value in model.state_dict().items()}
+    data = safetensors.torch.save(tensors, metadata)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """What `save_model` wrote beside the weights, or a one-line ValueError."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"`path` must be a safetensors file, got {path}: no such file")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"`path` must be a whole safetensors file, got {path}: {error}") from None
+    if "model" not in metadata or "config" not in metadata:
+        raise ValueError(
+            f"`path` must be a file that capsroute wrote, got {path}: it names no model"
+        )
+    return {"model": metadata["model"]} | {
+        key: json.loads(value) for key, value in metadata.items() if key != "model"
+    }
+
+
+def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
+    """Build the model that a file describes and load its weights.
+
+    `changes` are arguments of `create_model` that keep the shape of the weights, such as
+    `iterations`.
+    """
+    metadata = read_metadata(path)
+    config = {**metadata["config"], **changes}
+    if isinstance(config.get("image_size"), list):
+        config["image_size"] = tuple(config["image_size"])
+    model = create_model(metadata["model"], **config)
+    model.class_names = metadata.get("class_names")
+    model.load_state_dict(safetensors.torch.load_file(path))
+    return model
+
+
+def load_weights(model: ImageClassifier, path: str | Path) -> None:
+    """Load the weights of a file into a model that exists already."""
+    named = read_metadata(path)["model"]
+    if named != model.name:
+        raise ValueError(f"`path` must hold weights of {model.name}, got {path} with {named}")
+    model.load_state_dict(safetensors.torch.load_file(path))

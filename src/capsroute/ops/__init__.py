@@ -1,0 +1,1 @@
+"""The mathematics of capsule routing, as pure functions on tensors."""

@@ -1,0 +1,67 @@
+"""Dynamic routing (Sabour et al., 2017): routing by agreement between squashed vectors.
+
+The logit of a child-parent pair starts at zero and grows by ⟨v_j, û_ij⟩ in every iteration, so in
+iteration t it is ⟨Σ_{τ<t} v_j^τ, û_ij⟩. That makes each iteration one step of the inverted routing
+with unit scale, whose "parents" are the sum of all outputs so far: the same convolution for the
+first iteration, the same kernels for the rest, and the votes û never exist here either.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from capsroute.ops.inverted import routing_step
+
+Observer = Callable[[Tensor, Tensor], None]
+
+
+def squash(poses: Tensor, eps: float = 1e-8) -> Tensor:
+    """Scale each pose to length |s|²/(1+|s|²); `eps` under the root keeps gradients finite."""
+    wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+    square = wide.square().sum(dim=-1, keepdim=True)
+    return (wide * (square / (1.0 + square)) * torch.rsqrt(square + eps)).to(poses.dtype)
+
+
+def length(poses: Tensor, eps: float = 1e-8) -> Tensor:
+    """|v| of each pose, the capsule's probability; the same `eps` under the root."""
+    wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+    return (wide.square().sum(dim=-1) + eps).sqrt()
+
+
+def dynamic_routing(
+    children: Tensor,
+    weight: Tensor,
+    iterations: int,
+    *,
+    stride: int = 1,
+    impl: str = "auto",
+    observe: Observer | None = None,
+) -> Tensor:
+    """Squashed poses of the parents after `iterations` rounds; gradients flow through all of them.
+
+    Shapes as in `routing_step`: convolutional (B, H, W, in, d) or linear (B, in, d). The parents at
+    one output position compete for each child they see. `observe(poses, coefficients)` is called
+    in every iteration.
+    """
+    if iterations < 1:
+        raise ValueError(f"`iterations` must be at least 1, got {iterations}")
+    total: Tensor | None = None
+    for _ in range(iterations):
+        if observe is None:
+            poses = routing_step(children, weight, total, stride=stride, scale=1.0, impl=impl)
+            poses = squash(poses)
+        else:
+            poses, coefficients = routing_step(
+                children,
+                weight,
+                total,
+                stride=stride,
+                scale=1.0,
+                impl=impl,
+                return_coefficients=True,
+            )
+            poses = squash(poses)
+            observe(poses, coefficients)
+        total = poses if total is None else total + poses
+    return poses

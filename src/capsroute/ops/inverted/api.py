@@ -1,0 +1,178 @@
+"""`routing_step`: the one public entry to inverted dot-product attention routing."""
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+IMPLEMENTATIONS = ("reference", "tiled")
+
+
+@overload
+def routing_step(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor | None = ...,
+    *,
+    stride: int = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    return_coefficients: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def routing_step(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor | None = ...,
+    *,
+    stride: int = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    return_coefficients: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def routing_step(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor | None = None,
+    *,
+    stride: int = 1,
+    scale: float | None = None,
+    impl: str = "auto",
+    return_coefficients: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """One step of inverted dot-product attention routing, before LayerNorm.
+
+    Every child votes for every parent that sees it, v_ij = p_i · W_ij; the parents compete for
+    the child by a softmax over scale · ⟨p_j, v_ij⟩; a parent's new pose is its share of the votes,
+    Σ_i r_ij v_ij. In a convolutional layer the competition runs window by window: among the
+    capsules at one output position.
+
+    Args:
+        children: poses (B, H, W, in, d) for a convolutional layer, (B, in, d) for a linear one.
+        weight: transforms (k, k, in, out, a, b) or (in, out, a, b). With a = d the pose is a
+            vector and the vote has b elements; with a = b = √d the pose is a matrix.
+        parents: poses of the parents from the iteration before, (B, H', W', out, d') or
+            (B, out, d'). `None` is the first iteration: poses of zero, uniform coefficients.
+        stride: of the convolution; there is no padding.
+        scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
+        impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
+            them) or `auto`.
+        return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only
+            `reference` differentiates through them.
+
+    Returns:
+        The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
+    """
+    linear = _check_shapes(children, weight, parents, stride)
+    if linear:  # a convolution whose image is one pixel
+        children, weight = children[:, None, None], weight[None, None]
+        parents = None if parents is None else parents[:, None, None]
+    if scale is None:
+        scale = 1.0 / math.sqrt(_pose_size(children, weight))
+    device = children.device.type
+    if torch.is_autocast_enabled(device) and children.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        children, weight = children.to(dtype), weight.to(dtype)
+        parents = None if parents is None else parents.to(dtype)
+    with torch.autocast(device, enabled=False):  # implementations choose their own precision
+        poses, coefficients = _dispatch(
+            impl, children, weight, parents, stride, scale, return_coefficients
+        )
+    if linear:
+        poses = poses[:, 0, 0]
+        coefficients = None if coefficients is None else coefficients[:, 0, 0, 0, 0]
+    if return_coefficients:
+        assert coefficients is not None  # every implementation returns them when asked
+        return poses, coefficients
+    return poses
+
+
+def _dispatch(
+    impl: str,
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor | None,
+    stride: int,
+    scale: float,
+    return_coefficients: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if impl == "reference":
+        from capsroute.ops.inverted import reference
+
+        return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
+    if impl in ("auto", "tiled"):
+        from capsroute.ops.inverted import tiled
+
+        return tiled.routing_step(
+            children,
+            weight,
+            parents,
+            stride=stride,
+            scale=scale,
+            return_coefficients=return_coefficients,
+        )
+    choices = ", ".join(repr(name) for name in ("auto", *IMPLEMENTATIONS))
+    raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
+
+
+def _pose_size(children: Tensor, weight: Tensor) -> int:
+    """Elements of a parent's pose: rows of the child's pose times columns of the transform."""
+    return children.shape[-1] // weight.shape[-2] * weight.shape[-1]
+
+
+def _check_shapes(children: Tensor, weight: Tensor, parents: Tensor | None, stride: int) -> bool:
+    """Raise a one-line error for shapes that do not fit; return whether the layer is linear."""
+    tensors = {"children": children, "weight": weight}
+    if parents is not None:
+        tensors["parents"] = parents
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
+    linear = children.ndim == 3
+    if children.ndim not in (3, 5):
+        raise ValueError(
+            "`children` must have shape (B, H, W, in, d) or (B, in, d), "
+            f"got {tuple(children.shape)}"
+        )
+    if weight.ndim != (4 if linear else 6):
+        expected = "(in, out, a, b)" if linear else "(k, k, in, out, a, b)"
+        raise ValueError(
+            f"`weight` must have shape {expected} for these children, got {tuple(weight.shape)}"
+        )
+    n_in, n_out, a, b = weight.shape[-4:]
+    d = children.shape[-1]
+    if children.shape[-2] != n_in:
+        raise ValueError(
+            f"`children` must have {n_in} capsules to fit `weight`, got {children.shape[-2]}"
+        )
+    if not (a == d or (a == b and a * b == d)):
+        raise ValueError(
+            "the last two sizes of `weight` must be (d, d') for vector poses or (√d, √d) for "
+            f"matrix poses with d = {d}, got {(a, b)}"
+        )
+    if stride < 1:
+        raise ValueError(f"`stride` must be at least 1, got {stride}")
+    size: tuple[int, ...] = ()
+    if linear:
+        if stride != 1:
+            raise ValueError(f"`stride` must be 1 for a linear layer, got {stride}")
+    else:
+        k = weight.shape[0]
+        height, width = children.shape[1:3]
+        if weight.shape[1] != k or k > min(height, width):
+            raise ValueError(
+                f"`weight` must have a square kernel within the {height}×{width} children, "
+                f"got {k}×{weight.shape[1]}"
+            )
+        size = ((height - k) // stride + 1, (width - k) // stride + 1)
+    expected_parents = (children.shape[0], *size, n_out, _pose_size(children, weight))
+    if parents is not None and parents.shape != expected_parents:
+        raise ValueError(
+            f"`parents` must have shape {expected_parents}, got {tuple(parents.shape)}"
+        )
+    return linear

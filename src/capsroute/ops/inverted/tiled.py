@@ -1,0 +1,195 @@
+"""One routing step in plain PyTorch without ever holding the votes: for devices with no kernel.
+
+Without parents the coefficients are 1/M, and the step is one convolution (or one GEMM). With
+parents the children are taken tile by tile, forward and backward; README.md derives the gradient.
+A tile is one kernel offset (y, x) and a run of child capsules, seen from every output position.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
+TILE_BYTES = {"cpu": 2 << 20}
+TILE_BYTES_OTHERWISE = 64 << 20
+
+
+def routing_step(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor | None,
+    *,
+    stride: int,
+    scale: float,
+    return_coefficients: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Same contract as `reference.routing_step`; the coefficients carry no gradient here."""
+    if parents is not None:
+        poses, coefficients = _TiledStep.apply(
+            children, weight, parents, stride, scale, return_coefficients
+        )
+        return poses, coefficients if return_coefficients else None
+    poses = uniform_step(children, weight, stride)
+    if not return_coefficients:
+        return poses, None
+    batch, height, width, out, _ = poses.shape
+    shape = (batch, height, width, *weight.shape[:4])
+    return poses, poses.new_full((1,) * len(shape), 1.0 / out).expand(shape)
+
+
+def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Σ_i v_ij / M: a convolution over (child, column) channels, the pose's rows in the batch."""
+    k, _, n_in, n_out, a, b = weight.shape
+    batch, height, width, _, d = children.shape
+    rows = d // a
+    x = children.unflatten(-1, (rows, a)).permute(0, 4, 1, 2, 3, 5)
+    x = x.reshape(batch * rows, height, width, n_in * a)  # channels last, as the convolution likes
+    if k == height == width == 1:
+        kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)
+        y = (x.flatten(1) @ kernel)[:, None, None]
+    else:
+        kernel = weight.permute(3, 5, 2, 4, 0, 1).reshape(n_out * b, n_in * a, k, k).contiguous()
+        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride).permute(0, 2, 3, 1)
+    y = y.reshape(batch, rows, *y.shape[1:3], n_out, b).permute(0, 2, 3, 4, 1, 5)
+    return y.flatten(-2) / n_out
+
+
+class _Tile(NamedTuple):
+    """Children `first:last` at kernel offset (y, x), and where the windows find them."""
+
+    y: int
+    x: int
+    rows: slice
+    columns: slice
+    capsules: slice
+
+
+class _Layout:
+    """Shapes of a step, and the moves between user tensors and GEMM operands.
+
+    N counts the output positions of the whole batch, R the rows of a pose (1 for vectors).
+    Poses of parents, their gradients and the votes are laid out as (…, N, R, out, b).
+    """
+
+    def __init__(self, children: Tensor, weight: Tensor, parents: Tensor, stride: int) -> None:
+        self.k, _, self.n_in, self.n_out, self.a, self.b = weight.shape
+        self.batch, self.height, self.width = parents.shape[:3]
+        self.rows = children.shape[-1] // self.a
+        self.stride = stride
+        self.positions = self.batch * self.height * self.width
+        self.dtype = torch.promote_types(children.dtype, torch.float32)
+        budget = TILE_BYTES.get(children.device.type, TILE_BYTES_OTHERWISE)
+        child_bytes = self.positions * self.rows * self.n_out * self.b * self.dtype.itemsize
+        self.run = min(self.n_in, max(1, budget // max(1, child_bytes)))
+
+    def tiles(self) -> Iterator[_Tile]:
+        reach_y = self.stride * (self.height - 1) + 1
+        reach_x = self.stride * (self.width - 1) + 1
+        for y in range(self.k):
+            for x in range(self.k):
+                rows = slice(y, y + reach_y, self.stride)
+                columns = slice(x, x + reach_x, self.stride)
+                for first in range(0, self.n_in, self.run):
+                    yield _Tile(y, x, rows, columns, slice(first, first + self.run))
+
+    def child_rows(self, children: Tensor, tile: _Tile) -> Tensor:
+        """The tile's poses as (I, N·R, a), I child capsules."""
+        seen = children[:, tile.rows, tile.columns, tile.capsules].to(self.dtype)
+        return seen.permute(3, 0, 1, 2, 4).reshape(seen.shape[3], -1, self.a)
+
+    def transforms(self, weight: Tensor, tile: _Tile) -> Tensor:
+        """The tile's weights as (I, a, out·b)."""
+        part = weight[tile.y, tile.x, tile.capsules].to(self.dtype)
+        return part.permute(0, 2, 1, 3).flatten(2)
+
+    def votes(self, child_rows: Tensor, transforms: Tensor) -> Tensor:
+        shape = (-1, self.positions, self.rows, self.n_out, self.b)
+        return torch.bmm(child_rows, transforms).view(shape)
+
+    def by_rows(self, parents: Tensor) -> Tensor:
+        """(B, H', W', out, d) -> (N, R, out, b)."""
+        split = parents.to(self.dtype).reshape(self.positions, self.n_out, self.rows, self.b)
+        return split.transpose(1, 2).contiguous()
+
+    def by_capsule(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inverse of `by_rows`."""
+        shape = (self.batch, self.height, self.width, self.n_out, self.rows * self.b)
+        return rows.transpose(1, 2).reshape(shape).to(dtype)
+
+
+def _dot(votes: Tensor, poses: Tensor) -> Tensor:
+    """(I, N, R, out, b) with (N, R, out, b) -> (I, N, out)."""
+    return (votes * poses).sum(dim=(2, 4))
+
+
+def _spread(coefficients: Tensor) -> Tensor:
+    """(I, N, out) -> (I, N, 1, out, 1), to multiply votes with."""
+    return coefficients[:, :, None, :, None]
+
+
+class _TiledStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        children: Tensor,
+        weight: Tensor,
+        parents: Tensor,
+        stride: int,
+        scale: float,
+        return_coefficients: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(children, weight, parents)
+        ctx.stride, ctx.scale = stride, scale
+        layout = _Layout(children, weight, parents, stride)
+        q = layout.by_rows(parents)
+        poses = torch.zeros_like(q)
+        kept = []
+        for tile in layout.tiles():
+            v = layout.votes(layout.child_rows(children, tile), layout.transforms(weight, tile))
+            r = _dot(v, q).mul(scale).softmax(dim=-1)
+            poses += (v * _spread(r)).sum(dim=0)
+            if return_coefficients:
+                kept.append(r.to(children.dtype))
+        coefficients = _gather_coefficients(kept, layout) if kept else children.new_empty(0)
+        ctx.mark_non_differentiable(coefficients)
+        return layout.by_capsule(poses, children.dtype), coefficients
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_poses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        children, weight, parents = ctx.saved_tensors
+        scale = ctx.scale
+        layout = _Layout(children, weight, parents, ctx.stride)
+        q, g = layout.by_rows(parents), layout.by_rows(grad_poses)
+        grad_q = torch.zeros_like(q)
+        grad_children = torch.zeros_like(children, dtype=layout.dtype)
+        grad_weight = torch.empty_like(weight)
+        for tile in layout.tiles():
+            p, w = layout.child_rows(children, tile), layout.transforms(weight, tile)
+            v = layout.votes(p, w)
+            r = _dot(v, q).mul(scale).softmax(dim=-1)
+            u = _dot(v, g)  # ∂L/∂r
+            s = scale * r * (u - (r * u).sum(dim=-1, keepdim=True))  # scale · ∂L/∂a
+            grad_q += (v * _spread(s)).sum(dim=0)
+            grad_v = (_spread(r) * g + _spread(s) * q).view(len(p), -1, w.shape[-1])
+            grad_w = torch.bmm(p.transpose(1, 2), grad_v)
+            grad_weight[tile.y, tile.x, tile.capsules] = grad_w.unflatten(
+                2, (-1, layout.b)
+            ).permute(0, 2, 1, 3)
+            grad_p = torch.bmm(grad_v, w.transpose(1, 2))
+            shape = (len(p), layout.batch, layout.height, layout.width, -1)
+            grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p.view(shape).permute(
+                1, 2, 3, 0, 4
+            )
+        grad_parents = layout.by_capsule(grad_q, parents.dtype)
+        return grad_children.to(children.dtype), grad_weight, grad_parents, None, None, None
+
+
+def _gather_coefficients(kept: list[Tensor], layout: _Layout) -> Tensor:
+    """Tiles of (I, N, out), in the order of `tiles`, -> (B, H', W', k, k, in, out)."""
+    k, n_in, n_out = layout.k, layout.n_in, layout.n_out
+    stacked = torch.cat(kept).view(k, k, n_in, layout.batch, layout.height, layout.width, n_out)
+    return stacked.permute(3, 4, 5, 0, 1, 2, 6)

@@ -1,0 +1,64 @@
+"""Which capsule layer routes when.
+
+A schedule drives `steps`, one callable for each routed layer from the bottom up; each maps
+`(children, parents)` to the parents' new poses, and `parents=None` means that the layer has not
+routed yet. Poses are passed through untouched, so a step may work on any type.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Poses = TypeVar("Poses")
+Step = Callable[[Poses, Poses | None], Poses]
+
+SCHEDULES = ("concurrent", "sequential")
+
+
+def light_cone(iterations: int, layers: int) -> list[int]:
+    """How many concurrent iterations of each routed layer can reach the last one.
+
+    News climbs one layer an iteration. What layer m learns in iteration s is at the top in
+    iteration s + (layers − m), so only its first `iterations − (layers − m)` updates matter; the
+    first pass is sequential and always does. (design note: the paper counts the primary layer
+    too, so its layer l is our m = l − 1.)
+    """
+    return [max(1, iterations - (layers - m)) for m in range(1, layers + 1)]
+
+
+def concurrent(
+    steps: Sequence[Step[Poses]], primary: Poses, iterations: int, *, every_update: bool = False
+) -> list[Poses]:
+    """The paper's Procedure 2: one sequential pass, then all layers at once.
+
+    Updates outside the light cone never reach the last layer and are left out, which changes
+    nothing there; `every_update=True` computes them all, for someone who wants to look. Returns
+    the last poses of every routed layer.
+    """
+    needed = [iterations] * len(steps) if every_update else light_cone(iterations, len(steps))
+    poses = [primary]
+    for step in steps:
+        poses.append(step(poses[-1], None))
+    for iteration in range(2, iterations + 1):
+        # the right-hand side reads the poses of the iteration before, whatever the order
+        poses[1:] = [
+            step(poses[m], poses[m + 1]) if iteration <= needed[m] else poses[m + 1]
+            for m, step in enumerate(steps)
+        ]
+    return poses[1:]
+
+
+def sequential(
+    steps: Sequence[Step[Poses]], primary: Poses, iterations: int, *, every_update: bool = False
+) -> list[Poses]:
+    """Earlier capsule networks (and ablation B): a layer finishes before the next one starts.
+
+    There is no light cone here: `every_update` is accepted so that schedules are interchangeable.
+    """
+    del every_update
+    poses = [primary]
+    for step in steps:
+        parents = step(poses[-1], None)
+        for _ in range(iterations - 1):
+            parents = step(poses[-1], parents)
+        poses.append(parents)
+    return poses[1:]

@@ -1,0 +1,272 @@
+"""Every registered model, one alive at a time, and the registry itself."""
+
+import pytest
+import torch
+
+import capsroute
+from capsroute import create_model, list_models
+from capsroute.models import model_info
+from capsroute.models.base import CapsuleClassifier, Routing
+
+# another size and channel count that every architecture can hold
+SMALLER = {"dynamic_simple": 28, "dynamic_resnet": 26, "multimnist": 28}
+
+
+def smaller_size(name):
+    return next((size for part, size in SMALLER.items() if part in name), 24)
+
+
+def images_for(model, batch):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(batch, model.in_channels, *model.image_size, generator=generator)
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_model(name):
+    info = model_info(name)
+    torch.manual_seed(0)
+    model = create_model(name)
+    if name == "inverted_small_multimnist":
+        assert parameters(model) <= 1_000_000
+    assert parameters(model) == info.parameters
+
+    images = images_for(model, 2)
+    scores = model(images)
+    assert scores.shape == (2, info.task.num_classes)
+    probabilities = model.probabilities(scores)
+    assert (probabilities >= 0).all() and (probabilities <= 1 + 1e-6).all()
+    scores.square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), key
+    model.zero_grad()
+
+    model.eval()
+    with torch.no_grad():
+        one = model(images[:1])
+        assert one.shape == (1, info.task.num_classes)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        del model
+        again = create_model(name).eval()
+        again.load_state_dict(state)
+        torch.testing.assert_close(again(images[:1]), one)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_another_image_size_channel_count_and_class_count(name):
+    info = model_info(name)
+    size, channels = smaller_size(name), 4 - info.task.in_channels
+    changes = {"image_size": (size, size + 1), "in_channels": channels, "num_classes": 3}
+    if info.task.iterations is not None:
+        changes["iterations"] = 1
+    model = create_model(name, **changes).eval()
+    with torch.no_grad():
+        assert model(torch.rand(1, channels, size, size + 1)).shape == (1, 3)
+
+
+def test_every_model_of_the_paper_is_there():
+    names = set(list_models())
+    for family in ("inverted", "dynamic", "em"):
+        for backbone in ("simple", "resnet"):
+            assert {f"{family}_{backbone}_cifar10", f"{family}_{backbone}_cifar100"} <= names
+    assert {"cnn_cifar10", "cnn_cifar100", "resnet18_cifar10", "resnet18_cifar100"} <= names
+    assert len([name for name in names if name.endswith("_wide")]) == 1
+    assert len(names) == 23
+
+
+FAMILIES = {
+    "inverted_simple_cifar10": {"image_size": 14, "iterations": 3},
+    "dynamic_simple_cifar10": {"image_size": 26, "iterations": 2},
+    "em_simple_cifar10": {"image_size": 14, "iterations": 2},
+    "resnet18_cifar10": {"image_size": 16},
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAMILIES)
+# torch's own internals warn while tracing; ours are covered by the eager tests
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_compile(name, backend):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = create_model(name, **FAMILIES[name])
+    images = images_for(model, 2)
+    eager = model(images)
+    eager_grads = torch.autograd.grad(eager.square().sum(), list(model.parameters()))
+    for module in model.modules():  # the second pass must see what the first one saw
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+    compiled = torch.compile(model, backend=backend)(images)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(compiled.square().sum(), list(model.parameters()))
+    for got, want in zip(grads, eager_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])
+def test_autocast_gives_float32_scores(name):
+    model = create_model(name, image_size=14, iterations=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = model(images_for(model, 2))
+    assert scores.dtype == torch.float32 and torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "used"),
+    [
+        ("inverted_simple_cifar10", {"image_size": 14, "iterations": 4}, [1, 2, 3]),
+        ("inverted_simple_cifar10", {"image_size": 14, "iterations": 2}, [0, 0, 1]),
+        (
+            "inverted_simple_cifar10",
+            {"image_size": 14, "iterations": 2, "schedule": "sequential"},
+            [1, 1, 1],
+        ),
+        (
+            "inverted_simple_cifar10",
+            {"image_size": 14, "iterations": 2, "activations": True},
+            [0, 0, 1],
+        ),
+        ("dynamic_simple_cifar10", {"image_size": 26, "iterations": 3}, [2]),
+        ("em_simple_cifar10", {"image_size": 14, "iterations": 2}, [1, 1, 1]),
+    ],
+)
+def test_route_shows_what_forward_did(name, options, used):
+    torch.manual_seed(0)
+    model = create_model(name, **options).eval()
+    assert isinstance(model, CapsuleClassifier)
+    images = images_for(model, 2)
+    with torch.no_grad():
+        routing = model.route(images)
+        torch.testing.assert_close(routing.scores, model(images))
+    assert isinstance(routing, Routing) and routing.used == used
+    for poses, coefficients in zip(routing.poses, routing.coefficients, strict=True):
+        assert len(poses) == len(coefficients) == options["iterations"]
+        assert len(coefficients[0].shape) in (3, 7)
+        torch.testing.assert_close(
+            coefficients[0], torch.full_like(coefficients[0], 1 / coefficients[0].shape[-1])
+        )
+        for step in coefficients:
+            torch.testing.assert_close(step.sum(-1), torch.ones_like(step[..., 0]))
+
+
+class TestMistakes:
+    """Each a one-line error that names the argument, the expectation and the value."""
+
+    @staticmethod
+    def one_line(caught):
+        assert "\n" not in str(caught.value)
+
+    def test_unknown_name_suggests_the_nearest(self):
+        with pytest.raises(ValueError, match="did you mean 'inverted_resnet_cifar10'") as caught:
+            create_model("inverted_resnet_cifar")
+        self.one_line(caught)
+
+    def test_unknown_option_suggests_the_nearest(self):
+        with pytest.raises(ValueError, match="did you mean 'initial_poses'") as caught:
+            create_model("inverted_simple_cifar10", initial_pose="random")
+        self.one_line(caught)
+
+    def test_models_that_do_not_route_take_no_iterations(self):
+        with pytest.raises(ValueError, match="cnn_cifar10 has no option `iterations`"):
+            create_model("cnn_cifar10", iterations=2)
+
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_iterations_zero(self, name):
+        if name.startswith("resnet18"):
+            pytest.skip("does not route")
+        with pytest.raises(ValueError, match=r"`iterations` must be .* at least 1, got 0"):
+            create_model(name, iterations=0)
+
+    def test_kernel_larger_than_the_input(self):
+        with pytest.raises(ValueError, match="`kernel_size` of capsule layer 2 must be") as caught:
+            create_model("inverted_simple_cifar10", image_size=8)
+        self.one_line(caught)
+        with pytest.raises(ValueError, match=r"`image_size` .* is too small") as caught:
+            create_model("dynamic_simple_cifar10", image_size=8)
+        self.one_line(caught)
+
+    def test_integer_images(self):
+        model = create_model("inverted_small_multimnist")
+        with pytest.raises(TypeError, match=r"`images` must be floating point .* got torch.uint8"):
+            model(torch.zeros(1, 1, 36, 36, dtype=torch.uint8))
+
+    def test_images_of_another_shape(self):
+        model = create_model("inverted_small_multimnist")
+        with pytest.raises(ValueError, match=r"shape \(batch, 1, 36, 36\), got \(1, 3, 36, 36\)"):
+            model(torch.zeros(1, 3, 36, 36))
+
+    def test_checkpoint_of_another_model(self):
+        state = create_model("inverted_small_multimnist").state_dict()
+        with pytest.raises(ValueError, match="does not fit inverted_simple_cifar10") as caught:
+            create_model("inverted_simple_cifar10").load_state_dict(state)
+        self.one_line(caught)
+
+    def test_pretrained_weights_that_do_not_exist(self):
+        with pytest.raises(ValueError, match="`pretrained` must be False for cnn_cifar10"):
+            create_model("cnn_cifar10", pretrained=True)
+
+    @pytest.mark.parametrize("size", [0, (32,), "32", (32, 0)])
+    def test_image_size(self, size):
+        with pytest.raises(ValueError, match="`image_size` must be a positive integer or a pair"):
+            create_model("cnn_cifar10", image_size=size)
+
+
+def test_ablations_and_initial_poses():
+    images = torch.rand(2, 3, 14, 14)
+    torch.manual_seed(0)
+    plain = create_model("inverted_simple_cifar10", image_size=14, iterations=2)
+    count = parameters(plain)
+    without_norm = create_model("inverted_simple_cifar10", image_size=14, layer_norm=False)
+    assert count - parameters(without_norm) == 3 * 32  # the primary capsules keep theirs
+    learned = create_model("inverted_simple_cifar10", image_size=14, initial_poses="learned")
+    assert parameters(learned) - count == (32 + 32 + 10) * 16
+    learned.load_state_dict(
+        plain.state_dict() | {k: v for k, v in learned.state_dict().items() if "initial" in k}
+    )
+    # learned poses start at zero, where they are the default
+    torch.testing.assert_close(
+        learned(images), create_same(plain, iterations=4)(images), rtol=1e-4, atol=1e-5
+    )
+    random = create_model("inverted_simple_cifar10", image_size=14, initial_poses="random")
+    assert not torch.allclose(random(images), random(images))
+    activated = create_model("inverted_simple_cifar10", image_size=14, activations=True)
+    # one more convolution with bias, and two betas for every capsule type
+    assert parameters(activated) - count == 256 * 32 + 32 + 2 * (32 + 32 + 10)
+    for model in (without_norm, learned, random, activated):
+        model(images).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert torch.isfinite(parameter.grad).all(), name
+
+
+def create_same(model, **changes):
+    other = create_model(model.name, **{**model.config, **changes})
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def test_a_linear_layer_past_a_hundred_million_weights_warns():
+    from capsroute.layers import LinearCaps
+
+    with (
+        torch.device("meta"),
+        pytest.warns(UserWarning, match="holds 102,400,000 weights"),
+    ):
+        LinearCaps(64_000, 100, 16)
+
+
+def test_importing_capsroute_stays_light():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, capsroute; "
+        "print([m for m in ('triton', 'matplotlib', 'onnx', 'fastapi') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert capsroute.__version__

@@ -1,0 +1,48 @@
+"""Weights on disk."""
+
+import pytest
+import torch
+
+from capsroute import create_model
+from capsroute.models.weights import load_model, load_weights, read_metadata, save_model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = create_model("inverted_small_multimnist", image_size=(28, 30), num_classes=3).eval()
+    model.class_names = ["a", "b", "c"]
+    path = tmp_path / "model.safetensors"
+    save_model(model, path)
+    return model, path
+
+
+def test_a_file_describes_its_model(saved):
+    model, path = saved
+    again = load_model(path).eval()
+    assert again.class_names == ["a", "b", "c"] and again.image_size == (28, 30)
+    images = torch.rand(2, 1, 28, 30)
+    assert torch.equal(again(images), model(images))
+    metadata = read_metadata(path)
+    assert metadata["model"] == "inverted_small_multimnist" and metadata["iterations"] == 2
+    assert load_model(path, iterations=4).iterations == 4
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_weights_load_into_a_model_that_exists(saved):
+    model, path = saved
+    other = create_model("inverted_small_multimnist", image_size=(28, 30), num_classes=3)
+    load_weights(other, path)
+    assert torch.equal(other.classifier.weight, model.classifier.weight)
+
+
+def test_files_that_do_not_fit_are_refused_in_one_line(saved, tmp_path):
+    _, path = saved
+    with pytest.raises(ValueError, match="must hold weights of cnn_cifar10") as caught:
+        load_weights(create_model("cnn_cifar10"), path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_model(tmp_path / "missing.safetensors")
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="whole safetensors file"):
+        load_model(broken)

@@ -1,0 +1,190 @@
+"""The routing step against the paper's procedure as loops: values and every gradient, fp64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from capsroute.ops.inverted import routing_step, tiled
+from capsroute.ops.inverted.api import IMPLEMENTATIONS
+
+TOLERANCE = {"rtol": 0, "atol": 1e-10}
+
+
+@st.composite
+def layer_shapes(draw):
+    """Shapes of children, weight and parents, and the stride, of a tiny layer."""
+    linear = draw(st.booleans())
+    matrix = draw(st.booleans())
+    batch, n_in, n_out = (draw(st.integers(1, 3)) for _ in range(3))
+    if matrix:
+        a = b = draw(st.integers(1, 3))
+        d_in = d_out = a * a
+    else:
+        a, b = d_in, d_out = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    if linear:
+        return (batch, n_in, d_in), (n_in, n_out, a, b), (batch, n_out, d_out), 1
+    k, stride = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    height, width = draw(st.integers(k, 4)), draw(st.integers(k, 4))
+    size = ((height - k) // stride + 1, (width - k) // stride + 1)
+    weight = (k, k, n_in, n_out, a, b)
+    return (batch, height, width, n_in, d_in), weight, (batch, *size, n_out, d_out), stride
+
+
+def random_layer(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    *tensors, stride = shapes
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in tensors]
+    return [tensor.requires_grad_() for tensor in made], stride
+
+
+def oracle_step(children, weight, parents, stride):
+    if children.ndim == 3:
+        return oracle.linear_step(children, weight, parents)
+    return oracle.conv_step(children, weight, parents, stride)
+
+
+def gradients(output, inputs):
+    # a cotangent with no symmetry, the same for both sides
+    cotangent = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
+    return torch.autograd.grad(output, inputs, cotangent.to(output.device), allow_unused=True)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("tile_bytes", [1, 1 << 20])
+@settings(deadline=None, max_examples=25)
+@given(shapes=layer_shapes(), seed=st.integers(0, 99))
+def test_step_with_parents_equals_the_paper(impl, tile_bytes, shapes, seed):
+    (children, weight, parents), stride = random_layer(shapes, seed)
+    expected = oracle_step(children, weight, parents, stride)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiled.TILE_BYTES, "cpu", tile_bytes)
+        actual = routing_step(children, weight, parents, stride=stride, impl=impl)
+        actual_grads = gradients(actual, (children, weight, parents))
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    for got, want in zip(
+        actual_grads, gradients(expected, (children, weight, parents)), strict=True
+    ):
+        # one child or one parent: the softmax does not depend on the parents at all
+        want = torch.zeros_like(parents) if want is None else want
+        torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@settings(deadline=None, max_examples=25)
+@given(shapes=layer_shapes(), seed=st.integers(0, 99))
+def test_first_step_equals_poses_of_zero(impl, shapes, seed):
+    (children, weight, parents), stride = random_layer(shapes, seed)
+    expected = oracle_step(children, weight, torch.zeros_like(parents), stride)
+    actual = routing_step(children, weight, stride=stride, impl=impl)
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    pairs = zip(
+        gradients(actual, (children, weight)), gradients(expected, (children, weight)), strict=True
+    )
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+CASES = {
+    "conv matrix": ((2, 4, 5, 2, 4), (2, 2, 2, 3, 2, 2), (2, 2, 2, 3, 4), 2),
+    "conv vector": ((1, 3, 3, 2, 3), (2, 2, 2, 2, 3, 2), (1, 2, 2, 2, 2), 1),
+    "linear matrix": ((2, 5, 4), (5, 3, 2, 2), (2, 3, 4), 1),
+    "linear vector": ((2, 5, 3), (5, 3, 3, 4), (2, 3, 4), 1),
+}
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_gradcheck(impl, case):
+    (children, weight, parents), stride = random_layer(CASES[case])
+    options = {"stride": stride, "impl": impl}
+    assert torch.autograd.gradcheck(
+        lambda c, w, p: routing_step(c, w, p, **options), (children, weight, parents)
+    )
+    assert torch.autograd.gradcheck(lambda c, w: routing_step(c, w, **options), (children, weight))
+
+
+@pytest.mark.parametrize("with_parents", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_coefficients_agree_and_are_shares(case, with_parents):
+    (children, weight, parents), stride = random_layer(CASES[case])
+    given = parents if with_parents else None
+    results = {
+        impl: routing_step(
+            children, weight, given, stride=stride, impl=impl, return_coefficients=True
+        )
+        for impl in IMPLEMENTATIONS
+    }
+    poses, coefficients = results["reference"]
+    for other_poses, other in results.values():
+        torch.testing.assert_close(other_poses, poses, **TOLERANCE)
+        torch.testing.assert_close(other, coefficients, **TOLERANCE)
+    n_in, n_out = weight.shape[-4:-2]
+    window = weight.shape[:2] if children.ndim == 5 else ()
+    assert coefficients.shape == (*poses.shape[:-2], *window, n_in, n_out)
+    ones = torch.ones_like(coefficients[..., 0])
+    torch.testing.assert_close(coefficients.sum(-1), ones, **TOLERANCE)
+
+
+def test_scale_is_the_square_root_of_the_parents_pose_unless_given():
+    (children, weight, parents), _ = random_layer(CASES["linear vector"])
+    default = routing_step(children, weight, parents)
+    torch.testing.assert_close(routing_step(children, weight, parents, scale=0.5), default)
+    assert not torch.allclose(routing_step(children, weight, parents, scale=1.0), default)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("with_parents", [True, False])
+def test_autocast_stores_low_precision_and_stays_close(impl, with_parents):
+    generator = torch.Generator().manual_seed(0)
+    children = torch.randn(2, 6, 6, 4, 16, generator=generator)
+    weight = torch.randn(3, 3, 4, 5, 4, 4, generator=generator) / 6
+    parents = torch.randn(2, 4, 4, 5, 16, generator=generator) if with_parents else None
+    exact = routing_step(children, weight, parents, impl="reference")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = routing_step(children, weight, parents, impl=impl)
+    assert low.dtype == torch.bfloat16
+    error = (low.float() - exact).norm() / exact.norm()
+    assert error < 0.02  # bf16 carries 8 bits: inputs and votes each lose up to 2⁻⁹
+
+
+def test_the_tiled_step_never_holds_more_than_a_tile_of_votes():
+    """Autograd keeps what `save_for_backward` sees; the votes are 32 times the unfolded poses."""
+    saved = []
+
+    def record(tensor):
+        saved.append(tensor.numel())
+        return tensor
+
+    generator = torch.Generator().manual_seed(0)
+    children = torch.randn(2, 6, 6, 8, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(3, 3, 8, 8, 4, 4, generator=generator, requires_grad=True)
+    parents = torch.randn(2, 4, 4, 8, 16, generator=generator, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        routing_step(children, weight, parents, impl="tiled")
+    assert sum(saved) <= children.numel() + weight.numel() + parents.numel()
+
+
+def bad_calls():
+    children, weight = torch.zeros(2, 5, 5, 3, 4), torch.zeros(3, 3, 3, 2, 2, 2)
+    return {
+        "children` must be a floating": (children.long(), weight, {}),
+        "children` must have shape": (children[0], weight, {}),
+        "weight` must have shape": (children, weight[0], {}),
+        "children` must have 3 capsules": (children[..., :2, :], weight, {}),
+        "for vector poses": (children, weight[..., :1], {}),
+        "stride` must be at least 1": (children, weight, {"stride": 0}),
+        "stride` must be 1 for a linear": (children[:, 0, 0], weight[0, 0], {"stride": 2}),
+        "square kernel within the 2×2": (children[:, :2, :2], weight, {}),
+        "parents` must have shape": (children, weight, {"parents": torch.zeros(2, 3, 3, 3, 4)}),
+        "impl` must be one of": (children, weight, {"impl": "fastest"}),
+    }
+
+
+@pytest.mark.parametrize("message", bad_calls())
+def test_bad_arguments_are_named_in_one_line(message):
+    children, weight, options = bad_calls()[message]
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        routing_step(children, weight, **options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,78 @@
+"""The command line as a user meets it: what it prints, and how it fails."""
+
+import pytest
+
+from capsroute.cli import main
+
+
+def run(capsys, *arguments):
+    try:
+        main(arguments)
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_models_lists_names_counts_accuracies_and_inputs(capsys):
+    status, out, _ = run(capsys, "models", "inverted_*")
+    assert status == 0
+    line = next(line for line in out.splitlines() if "inverted_resnet_cifar10 " in line)
+    assert "1,828,817" in line and "95.14" in line and "32x32x3" in line
+    assert "em_simple_cifar10" not in out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "inverted_simple_cifar10",
+            ["16x16x256", "16x16x32x4x4", "7x7x32x4x4", "5x5x32x4x4", "800x4x4", "10x4x4"],
+        ),
+        ("em_simple_cifar10", ["16x16x32x4x4", "7x7x32", "5x5x32", "800x4x4", "Batch Norm"]),
+        ("dynamic_simple_cifar10", ["24x24x256", "8x8x32x8", "2048x8", "10x16", "Squash"]),
+        ("inverted_vector_multimnist", ["18x18x1024", "8x8x16x64", "6x6x16x64", "576x64"]),
+        ("cnn_multimnist", ["18x18x1024", "8x8x1024", "6x6x1024", "6x6x640"]),
+        ("inverted_resnet_cifar10", ["128-dim. residual building block, stride=2", "16x16x128"]),
+    ],
+)
+def test_models_shows_the_rows_of_the_papers_tables(capsys, name, expected):
+    status, out, _ = run(capsys, "models", name)
+    assert status == 0
+    for text in expected:
+        assert text in out
+
+
+def test_overview_help_and_version(capsys):
+    for arguments in ((), ("--help",)):
+        status, out, _ = run(capsys, *arguments)
+        assert status == 0 and "usage: capsroute COMMAND" in out and "models" in out
+    assert run(capsys, "--version")[1].startswith("capsroute ")
+    status, out, _ = run(capsys, "models", "--help")
+    assert status == 0 and "For example" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("modles",), "no command 'modles'; did you mean 'models'?"),
+        (("models", "inverted_simple_cifr10"), "did you mean 'inverted_simple_cifar10'?"),
+        (("models", "--patern", "x"), "Unrecognized options: --patern"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_status_2(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err
+
+
+def test_debug_adds_the_traceback(capsys):
+    status, _, err = run(capsys, "modles", "--debug")
+    assert status == 2 and "Traceback" in err
