@@ -1,19 +1,28 @@
 """Weights on disk: safetensors, with everything needed to build the model again."""
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
+from torch import Tensor
 
 from capsroute.models.base import ImageClassifier
 from capsroute.models.registry import create_model
 
 
-def save_model(model: ImageClassifier, path: str | Path) -> None:
-    """Write weights and metadata (name, options, class names); whole or not at all."""
+def save_model(
+    model: ImageClassifier, path: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights and metadata (name, options, class names); whole or not at all.
+
+    `weights` are written in place of the model's own, such as an average of them.
+    """
     path = Path(path)
     metadata = {
         "model": model.name,
@@ -22,7 +31,9 @@ def save_model(model: ImageClassifier, path: str | Path) -> None:
         "image_size": json.dumps(model.image_size),
         "iterations": json.dumps(model.iterations),
     }
-    tensors = {key: value.contiguous() for key, value in model.state_dict().items()}
+    weights = model.state_dict() if weights is None else weights
+    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    metadata["sha256"] = json.dumps(_digest(tensors))
     data = safetensors.torch.save(tensors, metadata)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -66,13 +77,30 @@ def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
         config["image_size"] = tuple(config["image_size"])
     model = create_model(metadata["model"], **config)
     model.class_names = metadata.get("class_names")
-    model.load_state_dict(safetensors.torch.load_file(path))
+    model.load_state_dict(_load_tensors(path, metadata))
     return model
 
 
 def load_weights(model: ImageClassifier, path: str | Path) -> None:
     """Load the weights of a file into a model that exists already."""
-    named = read_metadata(path)["model"]
-    if named != model.name:
-        raise ValueError(f"`path` must hold weights of {model.name}, got {path} with {named}")
-    model.load_state_dict(safetensors.torch.load_file(path))
+    metadata = read_metadata(path)
+    if metadata["model"] != model.name:
+        raise ValueError(
+            f"`path` must hold weights of {model.name}, got {path} with {metadata['model']}"
+        )
+    model.load_state_dict(_load_tensors(path, metadata))
+
+
+def _load_tensors(path: str | Path, metadata: dict[str, Any]) -> dict[str, Tensor]:
+    tensors = safetensors.torch.load_file(path)
+    if metadata.get("sha256") not in (None, _digest(tensors)):
+        raise ValueError(f"{path} is damaged: its weights do not match their digest")
+    return tensors
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """Of every byte of the weights; safetensors itself notices no flipped bit."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(tensors[key].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

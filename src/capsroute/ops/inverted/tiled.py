@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
-TILE_BYTES = {"cpu": 2 << 20}
+TILE_BYTES = {"cpu": 4 << 20}
 TILE_BYTES_OTHERWISE = 64 << 20
 
 
@@ -71,7 +71,8 @@ class _Layout:
     """Shapes of a step, and the moves between user tensors and GEMM operands.
 
     N counts the output positions of the whole batch, R the rows of a pose (1 for vectors).
-    Poses of parents, their gradients and the votes are laid out as (…, N, R, out, b).
+    Poses of parents, their gradients and the votes are laid out as (…, out, b, R, N): with N
+    innermost every sum over children, parents or elements of a pose runs along whole vectors.
     """
 
     def __init__(self, children: Tensor, weight: Tensor, parents: Tensor, stride: int) -> None:
@@ -95,39 +96,45 @@ class _Layout:
                 for first in range(0, self.n_in, self.run):
                     yield _Tile(y, x, rows, columns, slice(first, first + self.run))
 
-    def child_rows(self, children: Tensor, tile: _Tile) -> Tensor:
-        """The tile's poses as (I, N·R, a), I child capsules."""
+    def child_columns(self, children: Tensor, tile: _Tile) -> Tensor:
+        """The tile's poses as (I, a, R·N), I child capsules."""
         seen = children[:, tile.rows, tile.columns, tile.capsules].to(self.dtype)
-        return seen.permute(3, 0, 1, 2, 4).reshape(seen.shape[3], -1, self.a)
+        split = seen.unflatten(-1, (self.rows, self.a)).permute(3, 5, 4, 0, 1, 2)
+        return split.reshape(split.shape[0], self.a, self.rows * self.positions)
+
+    def to_children(self, columns: Tensor) -> Tensor:
+        """The inverse of `child_columns`: (I, a, R·N) -> (B, H', W', I, d)."""
+        shape = (-1, self.a, self.rows, self.batch, self.height, self.width)
+        return columns.view(shape).permute(3, 4, 5, 0, 2, 1).flatten(-2)
 
     def transforms(self, weight: Tensor, tile: _Tile) -> Tensor:
-        """The tile's weights as (I, a, out·b)."""
+        """The tile's weights as (I, out·b, a)."""
         part = weight[tile.y, tile.x, tile.capsules].to(self.dtype)
-        return part.permute(0, 2, 1, 3).flatten(2)
+        return part.transpose(2, 3).reshape(part.shape[0], self.n_out * self.b, self.a)
 
-    def votes(self, child_rows: Tensor, transforms: Tensor) -> Tensor:
-        shape = (-1, self.positions, self.rows, self.n_out, self.b)
-        return torch.bmm(child_rows, transforms).view(shape)
+    def votes(self, transforms: Tensor, child_columns: Tensor) -> Tensor:
+        shape = (-1, self.n_out, self.b, self.rows, self.positions)
+        return torch.bmm(transforms, child_columns).view(shape)
 
-    def by_rows(self, parents: Tensor) -> Tensor:
-        """(B, H', W', out, d) -> (N, R, out, b)."""
+    def by_position(self, parents: Tensor) -> Tensor:
+        """(B, H', W', out, d) -> (out, b, R, N)."""
         split = parents.to(self.dtype).reshape(self.positions, self.n_out, self.rows, self.b)
-        return split.transpose(1, 2).contiguous()
+        return split.permute(1, 3, 2, 0).contiguous()
 
-    def by_capsule(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The inverse of `by_rows`."""
+    def by_capsule(self, poses: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inverse of `by_position`."""
         shape = (self.batch, self.height, self.width, self.n_out, self.rows * self.b)
-        return rows.transpose(1, 2).reshape(shape).to(dtype)
+        return poses.permute(3, 0, 2, 1).reshape(shape).to(dtype)
 
 
 def _dot(votes: Tensor, poses: Tensor) -> Tensor:
-    """(I, N, R, out, b) with (N, R, out, b) -> (I, N, out)."""
-    return (votes * poses).sum(dim=(2, 4))
+    """(I, out, b, R, N) with (out, b, R, N) -> (I, out, N)."""
+    return (votes * poses).sum(dim=(2, 3))
 
 
 def _spread(coefficients: Tensor) -> Tensor:
-    """(I, N, out) -> (I, N, 1, out, 1), to multiply votes with."""
-    return coefficients[:, :, None, :, None]
+    """(I, out, N) -> (I, out, 1, 1, N), to multiply votes with."""
+    return coefficients[:, :, None, None]
 
 
 class _TiledStep(torch.autograd.Function):
@@ -144,12 +151,12 @@ class _TiledStep(torch.autograd.Function):
         ctx.save_for_backward(children, weight, parents)
         ctx.stride, ctx.scale = stride, scale
         layout = _Layout(children, weight, parents, stride)
-        q = layout.by_rows(parents)
+        q = layout.by_position(parents)
         poses = torch.zeros_like(q)
         kept = []
         for tile in layout.tiles():
-            v = layout.votes(layout.child_rows(children, tile), layout.transforms(weight, tile))
-            r = _dot(v, q).mul(scale).softmax(dim=-1)
+            v = layout.votes(layout.transforms(weight, tile), layout.child_columns(children, tile))
+            r = _dot(v, q).mul(scale).softmax(dim=1)
             poses += (v * _spread(r)).sum(dim=0)
             if return_coefficients:
                 kept.append(r.to(children.dtype))
@@ -163,33 +170,28 @@ class _TiledStep(torch.autograd.Function):
         children, weight, parents = ctx.saved_tensors
         scale = ctx.scale
         layout = _Layout(children, weight, parents, ctx.stride)
-        q, g = layout.by_rows(parents), layout.by_rows(grad_poses)
+        q, g = layout.by_position(parents), layout.by_position(grad_poses)
         grad_q = torch.zeros_like(q)
         grad_children = torch.zeros_like(children, dtype=layout.dtype)
         grad_weight = torch.empty_like(weight)
         for tile in layout.tiles():
-            p, w = layout.child_rows(children, tile), layout.transforms(weight, tile)
-            v = layout.votes(p, w)
-            r = _dot(v, q).mul(scale).softmax(dim=-1)
+            w, p = layout.transforms(weight, tile), layout.child_columns(children, tile)
+            v = layout.votes(w, p)
+            r = _dot(v, q).mul(scale).softmax(dim=1)
             u = _dot(v, g)  # ∂L/∂r
-            s = scale * r * (u - (r * u).sum(dim=-1, keepdim=True))  # scale · ∂L/∂a
+            s = scale * r * (u - (r * u).sum(dim=1, keepdim=True))  # scale · ∂L/∂a
             grad_q += (v * _spread(s)).sum(dim=0)
-            grad_v = (_spread(r) * g + _spread(s) * q).view(len(p), -1, w.shape[-1])
-            grad_w = torch.bmm(p.transpose(1, 2), grad_v)
-            grad_weight[tile.y, tile.x, tile.capsules] = grad_w.unflatten(
-                2, (-1, layout.b)
-            ).permute(0, 2, 1, 3)
-            grad_p = torch.bmm(grad_v, w.transpose(1, 2))
-            shape = (len(p), layout.batch, layout.height, layout.width, -1)
-            grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p.view(shape).permute(
-                1, 2, 3, 0, 4
-            )
+            grad_v = (_spread(r) * g).addcmul_(_spread(s), q).view(len(p), w.shape[1], -1)
+            grad_w = torch.bmm(grad_v, p.transpose(1, 2)).view(len(p), -1, layout.b, layout.a)
+            grad_weight[tile.y, tile.x, tile.capsules] = grad_w.transpose(2, 3)
+            grad_p = layout.to_children(torch.bmm(w.transpose(1, 2), grad_v))
+            grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p
         grad_parents = layout.by_capsule(grad_q, parents.dtype)
         return grad_children.to(children.dtype), grad_weight, grad_parents, None, None, None
 
 
 def _gather_coefficients(kept: list[Tensor], layout: _Layout) -> Tensor:
-    """Tiles of (I, N, out), in the order of `tiles`, -> (B, H', W', k, k, in, out)."""
+    """Tiles of (I, out, N), in the order of `tiles`, -> (B, H', W', k, k, in, out)."""
     k, n_in, n_out = layout.k, layout.n_in, layout.n_out
-    stacked = torch.cat(kept).view(k, k, n_in, layout.batch, layout.height, layout.width, n_out)
-    return stacked.permute(3, 4, 5, 0, 1, 2, 6)
+    stacked = torch.cat(kept).view(k, k, n_in, n_out, layout.batch, layout.height, layout.width)
+    return stacked.permute(4, 5, 6, 0, 1, 2, 3)

@@ -1,0 +1,63 @@
+"""The command line: parse, call, print. Nothing below this package prints or parses arguments.
+
+One module a command, imported when the command is run.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+import capsroute
+from capsroute.cli.parsing import UsageError, one_line
+from capsroute.models.registry import nearest
+
+COMMANDS = {
+    "train": "Train a model; alone, the default preset on data inside the package.",
+    "eval": "Measure a trained model.",
+    "data": "Show, download or verify a dataset.",
+    "models": "List the models, or show one model's layers.",
+}
+_MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `capsroute` and `python -m capsroute`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        _dispatch(arguments)
+    except BrokenPipeError:  # `capsroute models | head`
+        sys.stderr.close()
+        sys.exit(0)
+    except (ValueError, TypeError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return
+    if arguments[0] == "--version":
+        print(f"capsroute {capsroute.__version__}")
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UsageError(f"no command {name!r}{nearest(name, COMMANDS)}")
+    module = importlib.import_module(f"capsroute.cli.{_MODULES.get(name, name)}")
+    module.main(rest)
+
+
+def _overview() -> str:
+    lines = [f"capsroute {capsroute.__version__}: capsule networks that route by attention", ""]
+    lines += ["usage: capsroute COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
+    lines += [
+        "",
+        "`capsroute COMMAND --help` explains a command; `--debug` adds tracebacks to errors.",
+    ]
+    return "\n".join(lines)

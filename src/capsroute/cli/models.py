@@ -1,0 +1,64 @@
+"""`capsroute models`"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import capsroute
+from capsroute.cli.parsing import UsageError, parse
+from capsroute.models import model_info
+from capsroute.models.base import as_size
+from capsroute.models.describe import describe
+from capsroute.models.registry import nearest
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the models, or show one model's layers as the paper's appendix does.
+
+    For example `capsroute models 'inverted_*'`, `capsroute models inverted_resnet_cifar10`.
+    """
+
+    pattern: Annotated[str, tyro.conf.Positional] = "*"
+    """A model's name, or a shell pattern that names several."""
+
+
+def main(arguments: list[str]) -> None:
+    pattern = parse(Options, "models", arguments).pattern
+    names = capsroute.list_models(pattern)
+    if not names:
+        raise UsageError(f"no model matches {pattern!r}{nearest(pattern, capsroute.list_models())}")
+    Console().print(_layer_table(pattern) if names == [pattern] else _model_table(names))
+
+
+def _model_table(names: list[str]) -> Table:
+    table = Table("model", title="models", title_justify="left")
+    for heading in ("parameters", "paper %", "iterations", "input"):
+        table.add_column(heading, justify="right")
+    table.add_column("dataset")
+    for name in names:
+        info = model_info(name)
+        height, width = as_size(info.task.image_size)
+        table.add_row(
+            name,
+            f"{info.parameters:,}",
+            "–" if info.paper_accuracy is None else f"{info.paper_accuracy:.2f}",
+            str(info.task.iterations or "–"),
+            f"{height}x{width}x{info.task.in_channels}",
+            info.dataset,
+        )
+    return table
+
+
+def _layer_table(name: str) -> Table:
+    table = Table("operation", title=f"{name}: {model_info(name).summary}", title_justify="left")
+    table.add_column("output size", justify="right")
+    table.add_column("parameters", justify="right")
+    rows = describe(capsroute.create_model(name))
+    for row in rows:
+        table.add_row(row.operation, row.output, f"{row.parameters:,}", end_section=True)
+    table.add_row("total", "", f"{sum(row.parameters for row in rows):,}")
+    return table

@@ -1,0 +1,113 @@
+"""How `capsroute train` shows a run: a live bar on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from capsroute.train.reporting import Reporter
+
+
+class ScreenReporter(Reporter):
+    """A reporter that holds the screen while it is entered."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the screen back."""
+
+
+def make_reporter() -> ScreenReporter:
+    """By the terminal; only the first of several processes speaks."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        return ScreenReporter()
+    return LiveReporter() if sys.stdout.isatty() else LineReporter()
+
+
+def _evaluation(record: dict[str, Any]) -> str:
+    parts = [f"step {record['step']}", f"epoch {record['epoch']:.2f}"]
+    parts += [f"loss {record['train_loss']:.4f}", f"train {record['train_accuracy']:.2f} %"]
+    if record["val_accuracy"] is not None:
+        parts.append(f"validation {record['val_accuracy']:.2f} %")
+    parts += [f"test {record['test_accuracy']:.2f} %"]
+    parts += [f"{record['images_per_second']:,.0f} images/s", f"{record['seconds']:.0f} s"]
+    return "  ".join(parts)
+
+
+class LineReporter(ScreenReporter):
+    """A line now and then, for logs."""
+
+    EVERY = 15.0  # seconds between lines of progress
+
+    def start(self, done: int, steps: int, steps_per_epoch: int) -> None:
+        self.steps, self.epoch, self.last = steps, steps_per_epoch, time.monotonic()
+        if done:
+            self.message(f"resuming after step {done} of {steps}")
+
+    def progress(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        if time.monotonic() - self.last < self.EVERY:
+            return
+        self.last = time.monotonic()
+        self.message(
+            f"step {done}/{self.steps}  epoch {done / self.epoch:.2f}  loss {loss:.4f}  "
+            f"train {accuracy:.2f} %  {images_per_second:,.0f} images/s"
+        )
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.message(_evaluation(record))
+
+    def message(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class LiveReporter(ScreenReporter):
+    """A bar with epoch, loss, accuracy, images a second and the time left."""
+
+    def __init__(self) -> None:
+        self.bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(),
+        )
+
+    def start(self, done: int, steps: int, steps_per_epoch: int) -> None:
+        self.epoch = steps_per_epoch
+        self.task = self.bar.add_task(
+            "", total=steps, completed=done, epoch=f"{done / self.epoch:.1f}", state=""
+        )
+        self.bar.start()
+        if done:
+            self.message(f"resuming after step {done} of {steps}")
+
+    def step(self, done: int) -> None:
+        self.bar.update(self.task, completed=done, epoch=f"{done / self.epoch:.1f}")
+
+    def progress(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        state = f"loss {loss:.3f}  {accuracy:.1f} %  {images_per_second:,.0f} images/s"
+        self.bar.update(self.task, completed=done, epoch=f"{done / self.epoch:.1f}", state=state)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.message(_evaluation(record))
+
+    def message(self, text: str) -> None:
+        self.bar.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self.bar.stop()

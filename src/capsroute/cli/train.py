@@ -1,0 +1,88 @@
+"""`capsroute train`"""
+
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.progress import make_reporter
+from capsroute.experiments import DEFAULT, list_presets, preset, preset_summary
+from capsroute.models.registry import nearest
+from capsroute.train.build import Runtime
+from capsroute.train.config import Config
+from capsroute.train.engine import DivergedError, train
+from capsroute.train.interruption import Interrupted
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `capsroute train`; the defaults shown are those of the preset."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    runtime: Annotated[Runtime, tyro.conf.arg(name="")] = field(default_factory=Runtime)
+    out: Path | None = None
+    """Folder of the run, runs/<experiment> unless given. The same command resumes it."""
+
+
+def main(arguments: list[str]) -> None:
+    name, rest = _preset_name(arguments)
+    options = _parse(name, rest)
+    out = options.out or Path("runs") / options.config.experiment
+    reporter = make_reporter()
+    command = shlex.join(["capsroute", "train", *arguments])
+    try:
+        with reporter:
+            summary = train(options.config, out, options.runtime, reporter)
+    except Interrupted as stop:
+        print(f"{stop}; a checkpoint is in {out}. Resume with: {command}", file=sys.stderr)
+        sys.exit(128 + stop.signum)
+    except DivergedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    if summary:  # the first process's
+        _print_summary(summary, out)
+
+
+def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
+    if arguments and not arguments[0].startswith("-"):
+        if arguments[0] not in list_presets():
+            raise UsageError(f"no preset {arguments[0]!r}{nearest(arguments[0], list_presets())}")
+        return arguments[0], arguments[1:]
+    return DEFAULT, arguments
+
+
+def _parse(name: str, arguments: list[str]) -> Options:
+    return parse(
+        Options,
+        "train [PRESET]",
+        arguments,
+        default=Options(preset(name)),
+        description=_description(name),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def _description(name: str) -> str:
+    lines = ["Train a model. The folder is the run: the same command resumes it, bit for bit.", ""]
+    lines += ["Examples:", "  capsroute train", "  capsroute train --steps 500 --out runs/short"]
+    lines += ["  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data"]
+    lines += ["  torchrun --nproc-per-node 2 -m capsroute train", "", "Presets:"]
+    width = max(map(len, list_presets()))
+    lines += [f"  {n:<{width}}  {preset_summary(n)}" for n in list_presets()]
+    lines += ["", f"Defaults below are those of {name}."]
+    return "\n".join(lines)
+
+
+def _print_summary(summary: dict[str, object], out: Path) -> None:
+    table = Table(title=str(out), title_justify="left", show_header=False)
+    for key in ("experiment", "params", "steps", "test_accuracy_last", "test_accuracy_best"):
+        value = summary[key]
+        table.add_row(key, f"{value:.2f} %" if isinstance(value, float) else f"{value}")
+    table.add_row("train_seconds", f"{summary['train_seconds']:.1f}")
+    Console().print(table)

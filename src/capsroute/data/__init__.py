@@ -1,0 +1,41 @@
+"""Data for training and evaluation. Start with `load_dataset`, `TrainBatches`, `EvalBatches`.
+
+Images are uint8 until the last moment and leave as floats in [0, 1]; normalisation is the
+model's. Every random choice is a pure function of a seed and a position: see `rng`.
+"""
+
+from .augment import Augment, rotate_shift
+from .batches import EvalBatches, TrainBatches
+from .cifar import load_cifar
+from .datasets import Dataset, default_root, list_datasets, load_dataset
+from .diverse_multimnist import DiverseMultiMNIST
+from .download import Check, download, verify
+from .errors import DataError, MissingDataError
+from .image_folder import Skipped, load_image_folder
+from .mnist import load_mnist
+from .preview import contact_sheet
+from .splits import ArraySplit, Split
+
+__all__ = [
+    "ArraySplit",
+    "Augment",
+    "Check",
+    "DataError",
+    "Dataset",
+    "DiverseMultiMNIST",
+    "EvalBatches",
+    "MissingDataError",
+    "Skipped",
+    "Split",
+    "TrainBatches",
+    "contact_sheet",
+    "default_root",
+    "download",
+    "list_datasets",
+    "load_cifar",
+    "load_dataset",
+    "load_image_folder",
+    "load_mnist",
+    "rotate_shift",
+    "verify",
+]

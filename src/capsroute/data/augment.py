@@ -1,0 +1,138 @@
+"""Augmentation, batched on the images' device, as pure functions of (images, random numbers).
+
+Images are uint8 in [0, 255] or float in [0, 1], `(n, C, H, W)`. Nothing is normalised here (a
+model does that itself), so what is padded or cut out is black before normalisation. The random
+numbers are int64 in [0, 2³²), one row an image: see `rng.image_draws`. Nothing waits for the
+device, so all of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import DataError
+from .rng import below
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop, horizontal flip and cutout, each on its own columns of the draws.
+
+    The defaults are the paper's recipe for CIFAR. Digits are trained without augmentation.
+    """
+
+    padding: int = 4
+    """Black pixels added on every side before the random crop."""
+    flip: bool = True
+    """Mirror every other image."""
+    cutout: int = 0
+    """Side of the square blacked out; 0: none."""
+    crop: int | None = None
+    """Side of the random crop; None: the images keep their size."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("padding", 0), ("cutout", 0), ("crop", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"`{name}` (={value}) must be at least {least}")
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        if self.padding or self.crop:
+            images = random_crop(images, draws[:, 0:2], self.padding, self.crop)
+        if self.flip:
+            images = random_flip(images, draws[:, 2])
+        if self.cutout:
+            images = cutout(images, draws[:, 3:5], self.cutout)
+        return images
+
+
+def random_crop(images: Tensor, draws: Tensor, padding: int, size: int | None = None) -> Tensor:
+    """A random `size`×`size` window (the images' own size by default) of the padded images."""
+    count, _, height, width = images.shape
+    rows, columns = (height, width) if size is None else (size, size)
+    _check_crop(height + 2 * padding, width + 2 * padding, rows, columns)
+    padded = F.pad(images, (padding,) * 4)
+    windows = padded.unfold(2, rows, 1).unfold(3, columns, 1)  # a view: no window is copied yet
+    top = below(draws[:, 0], windows.shape[2])
+    left = below(draws[:, 1], windows.shape[3])
+    return windows[torch.arange(count, device=images.device), :, top, left]
+
+
+def center_crop(images: Tensor, size: int) -> Tensor:
+    """The `size`×`size` centre of the images."""
+    height, width = images.shape[-2:]
+    _check_crop(height, width, size, size)
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[..., top : top + size, left : left + size]
+
+
+def random_flip(images: Tensor, draws: Tensor) -> Tensor:
+    """Every other image mirrored left to right."""
+    mirrored = (below(draws, 2) == 0)[:, None, None, None]
+    return torch.where(mirrored, images.flip(3), images)
+
+
+def cutout(images: Tensor, draws: Tensor, size: int) -> Tensor:
+    """A black `size`×`size` square whose centre is uniform over the image.
+
+    Near an edge, part of the square falls outside (DeVries and Taylor 2017).
+    """
+    height, width = images.shape[-2:]
+    top = below(draws[:, 0], height)[:, None] - size // 2
+    left = below(draws[:, 1], width)[:, None] - size // 2
+    row = torch.arange(height, device=images.device)
+    column = torch.arange(width, device=images.device)
+    in_rows = (row >= top) & (row < top + size)
+    in_columns = (column >= left) & (column < left + size)
+    square = in_rows[:, None, :, None] & in_columns[:, None, None, :]
+    return images.masked_fill(square, 0)
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 images as float32 in [0, 1]; float images as they are."""
+    if images.dtype != torch.uint8:
+        return images
+    # a product, since CUDA divides by a constant as a product anyway: the same bits everywhere
+    return images.float() * (1 / 255)
+
+
+def rotate_shift(
+    images: Tensor, degrees: float | Tensor, dx: float | Tensor = 0, dy: float | Tensor = 0
+) -> Tensor:
+    """Float images turned about their centre, then shifted; bilinear, black outside.
+
+    `degrees` counts anticlockwise; `dx` pixels go right, `dy` down. Each is one number, or a
+    tensor of one number an image.
+    """
+    if not images.is_floating_point():
+        raise TypeError(f"`images` is {images.dtype}; expected float (see `to_float`)")
+    count, _, height, width = images.shape
+    angle, right, down = (
+        torch.as_tensor(value, dtype=images.dtype, device=images.device).expand(count)
+        for value in (degrees, dx, dy)
+    )
+    angle = angle * (math.pi / 180)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    # grid_sample asks where an output pixel comes from: undo the shift, then the rotation.
+    # Its coordinates run from -1 to 1 along either axis: hence the ratios of the sides.
+    x, y = 2 * right / width, 2 * down / height
+    across, along = sin * (height / width), sin * (width / height)
+    rows = [
+        torch.stack([cos, -across, across * y - cos * x], dim=1),
+        torch.stack([along, cos, -along * x - cos * y], dim=1),
+    ]
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
+
+
+def _check_crop(height: int, width: int, rows: int, columns: int) -> None:
+    if height < rows or width < columns:
+        raise DataError(
+            f"images of {height}×{width} pixels (with padding) are smaller than the crop "
+            f"of {rows}×{columns}"
+        )

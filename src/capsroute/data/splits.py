@@ -1,0 +1,128 @@
+"""A part of a dataset: what batches are made of, wherever its images live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import DataError
+from .rng import Purpose, random_keys
+
+Batch = tuple[Tensor, Tensor]
+CPU = torch.device("cpu")
+
+
+class Split(Protocol):
+    """A part of a dataset: training, validation or test images with their targets."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where `render` leaves its results."""
+
+    @property
+    def resident(self) -> bool:
+        """Whether the images live on `device` (or are generated there); else they stream."""
+
+    def to(self, device: torch.device | str) -> Split: ...
+
+    def render(self, plan: Tensor) -> Batch:
+        """uint8 images `(n, C, H, W)` and targets (int64 `(n,)` or float `(n, classes)`).
+
+        `plan` is int64 `(n, 1 + draws)`: an image's index, then its random numbers. It lies on
+        `device` when the split is resident, on the CPU otherwise.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySplit:
+    """Images held whole: uint8 `(n, C, H, W)`, with int64 labels or float multi-hot targets.
+
+    On a device too full to hold them, `to` leaves the images in host memory and `render` moves
+    each batch.
+    """
+
+    images: Tensor
+    targets: Tensor
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise TypeError(
+                f"`images` is {self.images.dtype} with shape {tuple(self.images.shape)}; "
+                f"expected uint8 (n, channels, height, width)"
+            )
+        if len(self.images) != len(self.targets):
+            raise ValueError(
+                f"`targets` has {len(self.targets)} rows for {len(self.images)} images"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def resident(self) -> bool:
+        return self.images.device == self.device
+
+    def to(self, device: torch.device | str) -> ArraySplit:
+        where = resolve_device(device)
+        if not _fits(self.images, where):
+            return replace(self, device=where)
+        return ArraySplit(self.images.to(where), self.targets.to(where), where)
+
+    def render(self, plan: Tensor) -> Batch:
+        rows = plan[:, 0]
+        images, targets = self.images.index_select(0, rows), self.targets.index_select(0, rows)
+        return move(images, self.device), move(targets, self.device)
+
+    def subset(self, rows: Tensor) -> ArraySplit:
+        return replace(self, images=self.images[rows], targets=self.targets[rows])
+
+
+def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Sorted positions that stay, and those held out: `fraction` of each class, to within one.
+
+    One image at least of each class stays.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"the fraction held out (={fraction}) must be between 0 and 1")
+    counts = np.unique(labels.numpy(), return_counts=True)[1]
+    keys = random_keys(seed, Purpose.SPLIT, 0, len(labels))
+    by_class = np.lexsort((keys, labels.numpy()))
+    place_in_class = np.concatenate([np.arange(count) for count in counts])
+    # rounding the running sum makes the total right too
+    quota = np.diff(np.rint(np.cumsum(counts) * fraction), prepend=0)
+    quota = np.repeat(np.minimum(quota, counts - 1), counts)
+    held = np.zeros(len(labels), dtype=bool)
+    held[by_class] = place_in_class < quota
+    if not held.any():
+        raise DataError(
+            f"{fraction:g} of {len(labels)} images in {len(counts)} classes is no image at all; "
+            f"expected a larger share to hold out, or more images"
+        )
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """The device as tensors name it: `cuda` becomes `cuda:0`."""
+    return torch.empty(0, device=device).device
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`, without waiting for a GPU."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _fits(images: Tensor, device: torch.device) -> bool:
+    """Whether the images take at most half of a GPU's free memory."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes <= free // 2

@@ -1,0 +1,1 @@
+"""Training: config, engine, checkpoints, several processes."""

@@ -1,0 +1,101 @@
+"""From a config to the parts of a run: data, model, batches, and the model as training calls it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from capsroute.data import Augment, Dataset, Split, TrainBatches, load_dataset
+from capsroute.models import create_model
+from capsroute.models.base import ImageClassifier
+from capsroute.train.config import Config
+from capsroute.train.distributed import Processes
+from capsroute.train.reporting import Reporter
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a run is carried out; may differ when it is resumed."""
+
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    tensorboard: bool = False
+    """Write TensorBoard files too (extra `tensorboard`)."""
+
+
+def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
+    """The model for a dataset, its initial weights a function of the seed."""
+    torch.manual_seed(config.seed)
+    model = create_model(
+        config.model.model,
+        num_classes=len(dataset.class_names),
+        image_size=dataset.image_size,
+        in_channels=dataset.channels,
+        multilabel=dataset.task == "multilabel",
+        **config.model.options(),
+    )
+    model.class_names = list(dataset.class_names)
+    return model
+
+
+def load_data(config: Config, reporter: Reporter) -> Dataset:
+    data = config.data
+    dataset = load_dataset(
+        data.data,
+        root=data.data_root,
+        image_size=data.image_size,
+        strict=data.strict,
+        validation=data.validation,
+        seed=config.seed,
+    )
+    for skipped in dataset.skipped:
+        reporter.message(f"skipped {skipped.path}: {skipped.reason}")
+    if dataset.skipped:
+        reporter.message(f"{len(dataset.skipped)} files could not be read and were skipped")
+    return dataset
+
+
+def train_batches(config: Config, split: Split, job: Processes) -> TrainBatches:
+    data = config.data
+    wanted = data.padding or data.flip or data.cutout
+    augment = Augment(data.padding, data.flip, data.cutout) if wanted else None
+    return TrainBatches(
+        split,
+        config.batch_size,
+        seed=config.seed,
+        rank=job.rank,
+        world=job.world,
+        augment=augment,
+    )
+
+
+def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:
+    """The model as training calls it: synchronised, distributed, compiled, as asked for."""
+    wrapped: nn.Module = model
+    if job.world > 1:
+        if config.sync_bn and job.device.type == "cuda":
+            wrapped = nn.SyncBatchNorm.convert_sync_batchnorm(wrapped)
+        devices = [job.device] if job.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(wrapped, device_ids=devices)
+    if runtime.compile:
+        wrapped.compile()
+    return wrapped
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def tensorboard(path: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
+        ) from None
+    return SummaryWriter(str(path))

@@ -1,0 +1,132 @@
+"""A run's folder: what may be written there, and checkpoints that are whole or not there.
+
+`state.pt` is the run: weights, optimiser, average, every RNG, position. It is written under a
+temporary name, synced and renamed, so the last good one stays until the next is whole.
+`model.safetensors` is what a user takes away; it follows from the state and is never read back.
+"""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.train.config import Config, differences
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.state = path / "state.pt"
+        self.model = path / "model.safetensors"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.curves = path / "curves.png"
+
+    def claim(self, config: Config, *, write: bool) -> None:
+        """Make the folder this config's, or raise if it is another's. Overwrites nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"`out` must be a folder, got {self.path}: it is a file")
+        if self.config.exists():
+            different = differences(config, _read_json(self.config))
+            if different:
+                raise ValueError(
+                    f"`out` must be a new folder or this run's, got {self.path}, which holds "
+                    f"another run: {different[0]}"
+                )
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ValueError(
+                f"`out` must be a new folder or a run's, got {self.path}: it holds other files"
+            )
+        if write:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.config, config.to_json().encode())
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        temporary = self.state.with_name(".state.pt.tmp")
+        try:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.state)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            temporary.unlink(missing_ok=True)
+            raise OSError(
+                f"could not write a checkpoint to {self.path}: {error}; the one before is kept"
+            ) from error
+        _sync_folder(self.path)
+
+    def load_state(self, device: torch.device) -> dict[str, Any] | None:
+        """The last checkpoint, or None before the first; a damaged one is an error."""
+        if not self.state.exists():
+            return None
+        try:
+            with zipfile.ZipFile(self.state) as archive:
+                damaged = archive.testzip()  # compares every entry with its checksum
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
+            state = torch.load(self.state, map_location=device, weights_only=True)
+        except Exception as error:  # whatever a flipped bit makes of it
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(
+                f"the checkpoint {self.state} is damaged ({reason}): restore it, or move it away "
+                "to start this run again"
+            ) from None
+        return state
+
+    def read_summary(self) -> dict[str, Any]:
+        return _read_json(self.summary)
+
+    def write_json(self, path: Path, value: dict[str, Any]) -> None:
+        write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename is durable only once its folder is."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a run's JSON file: {error}") from None
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())

@@ -1,0 +1,177 @@
+"""What a run is made of. Frozen dataclasses; the command line overrides any field by its name."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, and the options in which it departs from its registered self."""
+
+    model: str = "inverted_small_multimnist"
+    """A name that `capsroute models` lists."""
+    iterations: int | None = None
+    """Routing iterations; the model's own unless given."""
+    routing: Literal["concurrent", "sequential"] | None = None
+    """Which layer routes when (inverted models)."""
+    bn_group: int | None = None
+    """Images a BatchNorm group sees (ResNet backbones); 16 is the paper's recipe."""
+    layer_norm: bool | None = None
+    """Off for ablation A (inverted models)."""
+    activations: bool | None = None
+    """On for ablation C (inverted models)."""
+    initial_poses: Literal["zeros", "random", "learned"] | None = None
+    """Poses before the first iteration (inverted models)."""
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for `create_model`: what was given."""
+        given = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "model"}
+        given["schedule"] = given.pop("routing")
+        return {key: value for key, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The images, and what training does to them."""
+
+    data: str = "diverse_multimnist"
+    """cifar10, cifar100, mnist, fashion_mnist, diverse_multimnist, or a folder of images."""
+    data_root: str | None = None
+    """Where downloaded data lies; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    image_size: int | None = None
+    """Side that a folder's images are resized to; worked out from the images unless given."""
+    strict: bool = False
+    """A broken image file is an error, not skipped."""
+    validation: float = 0.0
+    """Share of the training images set aside to choose by."""
+    padding: int = 0
+    """Black pixels around an image before a random crop."""
+    flip: bool = False
+    """Mirror every other image."""
+    cutout: int = 0
+    """Side of a square blacked out; 0 for none."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The loss and its descent."""
+
+    loss: Literal["auto", "cross_entropy", "binary_cross_entropy", "margin", "spread"] = "auto"
+    """`auto`: what the model's family was published with."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """SGD with momentum, or Adam."""
+    lr: float = 0.1
+    """Learning rate at its highest."""
+    momentum: float = 0.9
+    """Of SGD."""
+    nesterov: bool = False
+    """Look ahead along the momentum."""
+    weight_decay: float = 5e-4
+    """L2 penalty on every parameter, as in the authors' code."""
+    lr_schedule: Literal["step", "cosine", "constant"] = "step"
+    """`step`: ÷10 at each milestone; `cosine`: to zero at the end."""
+    milestones: tuple[int, ...] = (150, 250)
+    """Epochs after which `step` divides the learning rate by 10."""
+    warmup: float = 0.0
+    """Share of the run over which the learning rate rises from zero."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes."""
+    ema: float = 0.0
+    """Decay of an average of the weights, which is then what is evaluated; 0 for none."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0 for no limit."""
+    accumulate: int = 1
+    """Pieces that a batch is taken in, to save memory."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    experiment: str = "inverted_small_multimnist"
+    """Name of the preset it came from."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    batch_size: int = 128
+    """Images a step, over all processes."""
+    epochs: int = 350
+    """Passes over the training images (60,000 images each for DiverseMultiMNIST)."""
+    steps: int | None = None
+    """Length in steps instead of epochs."""
+    seed: int = 0
+    """Of the initial weights, the order of the images and their augmentation."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32."""
+    eval_every: int = 0
+    """Steps between evaluations; 0: every epoch."""
+    eval_batch_size: int = 500
+    """Images an evaluation step, in each process."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0: at every evaluation."""
+    sync_bn: bool = False
+    """BatchNorm statistics over all processes (CUDA)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("epochs", 1),
+            ("eval_every", 0),
+            ("eval_batch_size", 1),
+            ("checkpoint_every", 0),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"`steps` must be at least 1, got {self.steps}")
+        if not 1 <= self.optim.accumulate <= self.batch_size:
+            raise ValueError(
+                f"`accumulate` must be between 1 and `batch_size` (={self.batch_size}), "
+                f"got {self.optim.accumulate}"
+            )
+        for name in ("lr", "weight_decay", "clip"):
+            if getattr(self.optim, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self.optim, name)}")
+        for name in ("ema", "label_smoothing", "warmup", "momentum"):
+            if not 0 <= getattr(self.optim, name) < 1:
+                raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self.optim, name)}")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def differences(config: Config, saved: dict[str, Any]) -> list[str]:
+    """Fields in which a config departs from a saved one, as 'name (there, here)'."""
+    here = _flat(json.loads(config.to_json()))
+    there = _flat(saved)
+    return [
+        f"`{name}` is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in [*here, *(name for name in there if name not in here)]
+        if here.get(name) != there.get(name)
+    ]
+
+
+def load_config(path: Path) -> Config:
+    """A config from a run's config.json."""
+    saved = json.loads(path.read_text())
+    parts = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig}
+    try:
+        nested = {name: part(**_tuples(saved.pop(name))) for name, part in parts.items()}
+        return Config(**saved, **nested)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be a run's config.json: {error}") from None
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+
+
+def _flat(nested: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return flat

@@ -1,0 +1,87 @@
+"""One process or many: torchrun's environment, and the few collectives that training needs."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among those of the job, and its device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in each of them."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process."""
+        if self.world == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every process, in each of them."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every process the first one's buffers (BatchNorm's running statistics)."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def processes(device: str = "auto") -> Iterator[Processes]:
+    """Join the job that torchrun started, or be a job of one."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    where = _device(device, local)
+    if world == 1:
+        yield Processes(0, 1, where)
+        return
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, world, where)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"`device` must be available, got {name!r}: PyTorch sees no GPU here")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank)
+    return device

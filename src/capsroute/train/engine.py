@@ -1,0 +1,232 @@
+"""Training, straight down: build, resume, loop, evaluate, save. The folder is the run."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from capsroute.data import Dataset, EvalBatches, Split, TrainBatches
+from capsroute.models.base import ImageClassifier
+from capsroute.models.weights import save_model
+from capsroute.train.build import (
+    Runtime,
+    build_model,
+    has_batch_norm,
+    load_data,
+    tensorboard,
+    train_batches,
+    wrap,
+)
+from capsroute.train.checkpoint import RunFolder, restore_rng, rng_state
+from capsroute.train.config import Config
+from capsroute.train.distributed import Processes, processes
+from capsroute.train.interruption import Interrupted, stop_signals
+from capsroute.train.metrics import MetricsFile, Totals, correct, draw_curves
+from capsroute.train.provenance import summarize
+from capsroute.train.reporting import Reporter
+from capsroute.train.step import TrainStep, learning_rate
+
+LOOK_EVERY = 50  # steps between looks at the running loss; each look waits for the device
+CURVES_EVERY = 10.0  # seconds; drawing takes longer than a short epoch on a GPU
+
+
+class DivergedError(Exception):
+    """The loss is not finite any more."""
+
+
+def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> dict[str, Any]:
+    """Run, or go on with, the run in folder `out`; returns its summary."""
+    with processes(runtime.device) as job, stop_signals() as stop:
+        folder = RunFolder(out)
+        folder.claim(config, write=job.first)
+        job.barrier()
+        if folder.summary.exists():
+            return folder.read_summary()
+        dataset = load_data(config, reporter)
+        model = build_model(config, dataset).to(job.device)
+        batches = train_batches(config, dataset.train.to(job.device), job)
+        run = _Run(config, folder, runtime, reporter, job, model, batches)
+        run.resume()
+        run.loop(dataset, stop)
+        return run.finish()
+
+
+class _Run:
+    """A run under way."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        runtime: Runtime,
+        reporter: Reporter,
+        job: Processes,
+        model: ImageClassifier,
+        batches: TrainBatches,
+    ) -> None:
+        self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
+        self.model, self.batches = model, batches
+        self.epoch_steps = batches.steps_per_epoch
+        self.steps = config.steps or config.epochs * self.epoch_steps
+        self.train_step = TrainStep(wrap(model, job, runtime, config), model, config, job.world)
+        self.metrics = MetricsFile(folder.metrics)
+        self.records: list[dict[str, Any]] = []
+        self.step, self.seconds, self.drawn = 0, 0.0, 0.0
+        self.board = tensorboard(folder.path) if runtime.tensorboard and job.first else None
+        if job.world > 1 and job.device.type == "cpu" and has_batch_norm(model):
+            reporter.message("BatchNorm statistics are per process on a CPU")
+
+    def resume(self) -> None:
+        """Go back to the last checkpoint; metrics after it will be measured again."""
+        torch.manual_seed(self.config.seed + 1_000_003 * (1 + self.job.rank))
+        state = self.folder.load_state(self.job.device)
+        if state is not None:
+            self.train_step.load_state_dict(state)
+            self.step, self.seconds = state["step"], state["seconds"]
+            if self.job.rank < len(state["rng"]):
+                restore_rng(state["rng"][self.job.rank])
+        if self.job.first:
+            self.records = self.metrics.forget_after(self.step)
+        self.job.barrier()
+
+    def loop(self, dataset: Dataset, stop: list[int]) -> None:
+        config = self.config
+        eval_every = config.eval_every or self.epoch_steps
+        checkpoint_every = config.checkpoint_every or eval_every
+        self.reporter.start(self.step, self.steps, self.epoch_steps)
+        self.model.train()
+        started = time.perf_counter()
+        while self.step < self.steps:
+            self.one_step()
+            last = self.step == self.steps
+            if self.step % LOOK_EVERY == 0 or last:
+                self.look(time.perf_counter() - started + self.seconds)
+            else:
+                self.reporter.step(self.step)
+            evaluate = last or self.step % eval_every == 0
+            # signals reach processes at different times; they agree now and then, and stop together
+            agree = self.job.world == 1 or self.step % 10 == 0
+            stopping = agree and self.job.any(bool(stop)) and not last
+            if evaluate or stopping or self.step % checkpoint_every == 0:
+                self.seconds += self.clock(started)
+                if evaluate:
+                    self.look(self.seconds)
+                    self.evaluate(dataset)
+                self.save()
+                if stopping:
+                    raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
+                started = time.perf_counter()
+
+    def one_step(self) -> None:
+        images, targets = self.batches.batch(self.step)
+        share = len(images) / self.batches.global_size(self.step)
+        if share == 0.0:  # a last batch smaller than the job: go along with weight zero
+            whole = train_batches(self.config, self.batches.split, Processes(0, 1, self.job.device))
+            images, targets = (part[:1] for part in whole.batch(self.step))
+        epoch = self.step / self.epoch_steps
+        lr = learning_rate(self.config.optim, self.step, self.steps, self.epoch_steps)
+        self.train_step(self.step, images, targets, share, lr, epoch)
+        self.step += 1
+
+    def clock(self, started: float) -> float:
+        """Seconds since `started`, the device's work included."""
+        if self.job.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    def look(self, seconds: float) -> None:
+        """Read the running averages; stop if the loss was not finite in any process."""
+        bad = self.job.gather(int(self.train_step.first_bad_step.item()))
+        bad = [step for step in bad if step >= 0]
+        if bad:
+            raise DivergedError(
+                f"the loss was not finite in step {min(bad)}; the last good checkpoint is kept "
+                f"in {self.folder.path}. Try a lower `--lr`, `--clip 1` or `--dtype float32`, "
+                "in a new folder"
+            )
+        loss, accuracy = self.train_step.totals.averages(self.train_step.totals.sums)
+        rate = self.images_seen() / max(seconds, 1e-9)
+        self.reporter.progress(self.step, loss, accuracy, rate)
+
+    def images_seen(self) -> int:
+        epochs, rest = divmod(self.step, self.epoch_steps)
+        size = len(self.batches.split)
+        return epochs * size + min(rest * self.config.batch_size, size)
+
+    def evaluate(self, dataset: Dataset) -> None:
+        """Measure, write a line of metrics, draw the curves, start the averages anew."""
+        totals = self.train_step.totals
+        loss, accuracy = totals.averages(self.job.sum(totals.sums.clone()))
+        lr = learning_rate(self.config.optim, self.step - 1, self.steps, self.epoch_steps)
+        record: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.step / self.epoch_steps,
+            "lr": lr,
+            "train_loss": loss,
+            "train_accuracy": accuracy,
+        }
+        for name, split in (("val", dataset.validation), ("test", dataset.test)):
+            measured = (None, None) if split is None else self.measure(split)
+            record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
+        record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
+        totals.sums.zero_()
+        self.records.append(record)
+        self.reporter.evaluated(record)
+        if not self.job.first:
+            return
+        self.metrics.append(record)
+        if time.monotonic() - self.drawn > CURVES_EVERY or self.step == self.steps:
+            draw_curves(self.records, self.folder.curves, self.config.experiment)
+            self.drawn = time.monotonic()
+        if self.board is not None:
+            for key, value in record.items():
+                if isinstance(value, float):
+                    self.board.add_scalar(key, value, self.step)
+
+    @torch.no_grad()
+    def measure(self, split: Split) -> tuple[float, float]:
+        """(mean loss, accuracy in percent) of the weights, or of their average where kept."""
+        job, model = self.job, self.model
+        job.share_buffers(model)
+        weights = self.evaluated_weights()
+        batches = EvalBatches(
+            split.to(job.device), self.config.eval_batch_size, rank=job.rank, world=job.world
+        )
+        totals = Totals(job.device)
+        model.eval()
+        low = self.config.dtype == "bfloat16"
+        for images, targets in batches:
+            with torch.autocast(job.device.type, torch.bfloat16, enabled=low):
+                scores = functional_call(model, weights, (images,))
+            loss = self.train_step.loss(scores, targets, self.step / self.epoch_steps)
+            totals.add(loss, correct(model, scores, targets), len(images))
+        model.train()
+        return totals.averages(job.sum(totals.sums))
+
+    def evaluated_weights(self) -> dict[str, Tensor]:
+        average = self.train_step.average
+        return self.model.state_dict() if average is None else average.values
+
+    def save(self) -> None:
+        """The state first, whole; then the weights that a user takes away."""
+        rng = self.job.gather(rng_state(self.job.device))
+        if self.job.first:
+            position = {"step": self.step, "seconds": self.seconds, "rng": rng}
+            self.folder.save_state(self.train_step.state_dict() | position)
+            save_model(self.model, self.folder.model, weights=self.evaluated_weights())
+        self.job.barrier()
+
+    def finish(self) -> dict[str, Any]:
+        """The run in a few numbers; the last file to be written, so it means that all are there."""
+        if not self.job.first:
+            return {}
+        save_model(self.model, self.folder.model, weights=self.evaluated_weights())
+        summary = summarize(self.config, self.model, self.records, self.job.device)
+        self.folder.write_json(self.folder.summary, summary)
+        if self.board is not None:
+            self.board.close()
+        return summary

@@ -1,0 +1,93 @@
+"""Counting what is right, and the files that a run's numbers are written to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.models.base import ImageClassifier
+
+
+def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
+    """Which images are right, as booleans: the class, or for multi-label the whole set at 0.5."""
+    if model.task.multilabel:
+        predicted = model.probabilities(scores) > 0.5
+        return (predicted == targets.bool()).all(dim=-1)
+    return scores.argmax(dim=-1) == targets
+
+
+class Totals:
+    """Sums of loss, right answers and images, on the device; read rarely, since reading waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, right: Tensor, count: int) -> None:
+        """`loss` is a mean over `count` images."""
+        sums = [loss.detach().double() * count, right.sum().double()]
+        self.sums += torch.stack([*sums, sums[0].new_tensor(float(count))])
+
+    def averages(self, sums: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy in percent); NaN before the first image."""
+        loss, right, count = sums.tolist()
+        return (loss / count, 100.0 * right / count) if count else (float("nan"), float("nan"))
+
+
+class MetricsFile:
+    """metrics.jsonl: one object an evaluation, in the order of the steps, none twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text().splitlines()
+        return [json.loads(line) for line in lines if _is_whole(line)]
+
+    def append(self, record: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def forget_after(self, step: int) -> list[dict[str, Any]]:
+        """Drop what was written after the checkpoint at `step`; it will be measured again."""
+        kept = [record for record in self.read() if record["step"] <= step]
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        temporary.replace(self.path)
+        return kept
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except json.JSONDecodeError:  # the process was killed while it wrote the last line
+        return False
+    return True
+
+
+def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Accuracy and loss against epochs, as curves.png."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    accuracy, loss = figure.subplots(1, 2)
+    epochs = [record["epoch"] for record in records]
+    for part, style in (("train", "-"), ("val", "--"), ("test", "-")):
+        if records and records[-1].get(f"{part}_accuracy") is not None:
+            values = [record[f"{part}_accuracy"] for record in records]
+            accuracy.plot(epochs, values, style, label=part)
+            loss.plot(epochs, [record[f"{part}_loss"] for record in records], style, label=part)
+    accuracy.set(xlabel="epoch", ylabel="accuracy, %")
+    loss.set(xlabel="epoch", ylabel="loss")
+    for axis in (accuracy, loss):
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    figure.suptitle(title)
+    temporary = path.with_name(f".{path.stem}.tmp.png")
+    figure.savefig(temporary, dpi=120)
+    temporary.replace(path)

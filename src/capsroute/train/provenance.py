@@ -1,0 +1,99 @@
+"""Where a result came from: versions, device, commit."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import capsroute
+from capsroute.models.base import ImageClassifier
+from capsroute.train.config import Config
+
+
+def summarize(
+    config: Config,
+    model: ImageClassifier,
+    records: list[dict[str, Any]],
+    device: torch.device,
+) -> dict[str, Any]:
+    """summary.json; accuracies in percent, what is unknown is None."""
+    last = records[-1]
+    return {
+        "experiment": config.experiment,
+        "model": model.name,
+        "dataset": config.data.data,
+        "iterations": model.iterations,
+        "seed": config.seed,
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "epochs": last["epoch"],
+        "steps": last["step"],
+        "test_accuracy_last": last["test_accuracy"],
+        "test_accuracy_best": max(record["test_accuracy"] for record in records),
+        "val_accuracy": last["val_accuracy"],
+        "train_seconds": last["seconds"],
+        "images_per_second": last["images_per_second"],
+        "peak_memory_mib": peak_memory_mib(device),
+        "dtype": config.dtype,
+        "device": device_name(device),
+        **versions(),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Python, PyTorch, CUDA, Triton, ours, and the commit that ours was made from."""
+    commit, dirty = _git()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+        "capsroute": capsroute.__version__,
+        "commit": commit,
+        "dirty": dirty,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Of the GPU's tensors, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # bytes there, KiB elsewhere
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """(commit, whether the tree departs from it) of this package's checkout, if it is one."""
+    given = os.environ.get("CAPSROUTE_COMMIT")
+    if given:
+        return given, None
+    here = Path(__file__).parent
+    try:
+        # an installed package may lie inside somebody else's repository, which tracks none of it
+        _run_git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        return _run_git(here, "rev-parse", "HEAD"), bool(_run_git(here, "status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def _run_git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,22 @@
+"""What a run tells while it goes on. The engine calls; the command line prints."""
+
+from typing import Any
+
+
+class Reporter:
+    """Listens to a run and says nothing; a subclass shows what it likes."""
+
+    def start(self, done: int, steps: int, steps_per_epoch: int) -> None:
+        """The loop begins after `done` of `steps` steps."""
+
+    def step(self, done: int) -> None:
+        """One more step is under way to the device."""
+
+    def progress(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
+        """Averages since the last evaluation."""
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """A line of metrics."""
+
+    def message(self, text: str) -> None:
+        """Something the user should know."""

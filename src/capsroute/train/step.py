@@ -1,0 +1,157 @@
+"""One training step: forward, loss, backward, optimiser, average of the weights."""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsroute import losses
+from capsroute.models.base import ImageClassifier
+from capsroute.models.dynamic import DynamicCapsNet
+from capsroute.models.em import EMCapsNet
+from capsroute.train.config import Config, OptimConfig
+from capsroute.train.metrics import Totals, correct
+
+Loss = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def choose_loss(config: OptimConfig, model: ImageClassifier) -> Loss:
+    """loss(scores, targets, epoch), by name or as the model's family was published."""
+    name = config.loss
+    if name == "auto":
+        if isinstance(model, DynamicCapsNet):
+            name = "margin"
+        elif isinstance(model, EMCapsNet):
+            name = "spread"
+        else:
+            name = "binary_cross_entropy" if model.task.multilabel else "cross_entropy"
+    if model.task.multilabel and name in ("cross_entropy", "spread"):
+        raise ValueError(f"`loss` must allow several classes an image, got {name!r}")
+    smoothing = config.label_smoothing
+    if smoothing and name in ("margin", "spread"):
+        raise ValueError(f"`label_smoothing` must be 0 with the {name} loss, got {smoothing}")
+    if name == "margin":
+        return lambda scores, targets, epoch: losses.margin(scores, targets)
+    if name == "spread":
+        return lambda scores, targets, epoch: losses.spread(
+            scores, targets, margin=losses.spread_margin(epoch)
+        )
+    function = getattr(losses, name)
+    return lambda scores, targets, epoch: function(scores, targets, label_smoothing=smoothing)
+
+
+def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(),
+        config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0."""
+    warmup = config.warmup * steps
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.lr_schedule == "step":
+        passed = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+        return config.lr * 0.1**passed
+    if config.lr_schedule == "cosine":
+        progress = (step - warmup) / max(1.0, steps - warmup)
+        return config.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.lr
+
+
+class WeightAverage:
+    """An exponential average of parameters; buffers are copied as they are."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {key: value.clone() for key, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        parameters = dict(model.named_parameters())
+        for key, value in model.state_dict().items():
+            if key in parameters:
+                self.values[key].lerp_(value, 1.0 - self.decay)
+            else:
+                self.values[key].copy_(value)
+
+
+class TrainStep:
+    """Runs training steps on a model; `bare` is the module under DDP and compilation."""
+
+    def __init__(self, model: nn.Module, bare: ImageClassifier, config: Config, world: int) -> None:
+        self.model, self.bare, self.config, self.world = model, bare, config, world
+        self.loss = choose_loss(config.optim, bare)
+        self.optimizer = make_optimizer(config.optim, bare)
+        decay = config.optim.ema
+        self.average = WeightAverage(bare, decay) if decay else None
+        device = next(bare.parameters()).device
+        self.totals = Totals(device)
+        # the first step whose loss was not finite, kept on the device so that nothing waits
+        self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+
+    def __call__(
+        self, step: int, images: Tensor, targets: Tensor, share: float, lr: float, epoch: float
+    ) -> None:
+        """`share` is this process's part of the global batch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        pieces = min(self.config.optim.accumulate, len(images))
+        parts = list(zip(images.chunk(pieces), targets.chunk(pieces), strict=True))
+        for index, (piece, wanted) in enumerate(parts):
+            with self._last_piece(index == len(parts) - 1):
+                scores = self._scores(piece)
+                loss = self.loss(scores, wanted, epoch)
+                # DDP averages over processes; the loss is a mean over the whole batch
+                weight = share * self.world * len(piece) / len(images)
+                (loss * weight).backward()
+            count = len(piece) if share > 0 else 0
+            self.totals.add(loss, correct(self.bare, scores.detach(), wanted) * (share > 0), count)
+            self._remember_if_bad(loss, step)
+        if self.config.optim.clip:
+            nn.utils.clip_grad_norm_(self.bare.parameters(), self.config.optim.clip)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update(self.bare)
+
+    def _scores(self, images: Tensor) -> Tensor:
+        low = self.config.dtype == "bfloat16"
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=low):
+            return self.model(images)
+
+    def _last_piece(self, last: bool) -> Any:
+        """DDP exchanges gradients after the last piece of a batch only."""
+        no_sync = getattr(self.model, "no_sync", None)
+        return nullcontext() if last or no_sync is None else no_sync()
+
+    def _remember_if_bad(self, loss: Tensor, step: int) -> None:
+        fine = torch.isfinite(loss.detach()) | (self.first_bad_step >= 0)
+        here = self.first_bad_step.new_tensor(step)
+        self.first_bad_step = torch.where(fine, self.first_bad_step, here)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.bare.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.values,
+            "totals": self.totals.sums,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.bare.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.totals.sums.copy_(state["totals"])
+        if self.average is not None:
+            for key, value in state["average"].items():
+                self.average.values[key].copy_(value)
