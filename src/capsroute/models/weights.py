@@ -15,6 +15,8 @@ from torch import Tensor
 from capsroute.models.base import ImageClassifier
 from capsroute.models.registry import create_model
 
+METADATA_KEY = "capsroute"
+
 
 def save_model(
     model: ImageClassifier, path: str | Path, *, weights: Mapping[str, Tensor] | None = None
@@ -24,16 +26,18 @@ def save_model(
     `weights` are written in place of the model's own, such as an average of them.
     """
     path = Path(path)
-    metadata = {
-        "model": model.name,
-        "config": json.dumps(model.config),
-        "class_names": json.dumps(model.class_names),
-        "image_size": json.dumps(model.image_size),
-        "iterations": json.dumps(model.iterations),
-    }
     weights = model.state_dict() if weights is None else weights
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-    metadata["sha256"] = json.dumps(_digest(tensors))
+    description = {
+        "model": model.name,
+        "config": model.config,
+        "class_names": model.class_names,
+        "image_size": model.image_size,
+        "iterations": model.iterations,
+        "sha256": _digest(tensors),
+    }
+    # one entry: safetensors writes several in no fixed order, and equal models shall be equal files
+    metadata = {METADATA_KEY: json.dumps(description)}
     data = safetensors.torch.save(tensors, metadata)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -56,13 +60,11 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise ValueError(f"`path` must be a whole safetensors file, got {path}: {error}") from None
-    if "model" not in metadata or "config" not in metadata:
+    if METADATA_KEY not in metadata:
         raise ValueError(
             f"`path` must be a file that capsroute wrote, got {path}: it names no model"
         )
-    return {"model": metadata["model"]} | {
-        key: json.loads(value) for key, value in metadata.items() if key != "model"
-    }
+    return json.loads(metadata[METADATA_KEY])
 
 
 def load_model(path: str | Path, **changes: Any) -> ImageClassifier:

@@ -1,0 +1,331 @@
+"""What a trained model gets right: by class, by number of labels, and when images turn or shift."""
+
+import io
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from capsroute.data import ArraySplit, DiverseMultiMNIST, EvalBatches, Split, rotate_shift
+from capsroute.models.base import ImageClassifier
+from capsroute.train.checkpoint import write_whole
+from capsroute.train.metrics import correct
+
+Transform = Callable[[Tensor, Tensor], Tensor]
+"""Float images and their positions in the split, to the images that the model sees."""
+Progress = Callable[[int, int], None]
+"""Called with the batches done, and how many there are."""
+
+NOTHING = "none"
+"""Label of the last row and column of a multi-label confusion matrix."""
+NUMBERED = 20  # a matrix of more classes has cells too small for numbers
+NAMED = 150  # and of more than this, too many names to write them all
+
+
+class ClassRow(NamedTuple):
+    """One class. Percent; None where there is nothing to divide by."""
+
+    support: int
+    """Images that have the class."""
+    recall: float | None
+    """Of those, the share in which it was predicted."""
+    precision: float | None
+    """Of the images for which it was predicted, the share that have it."""
+
+
+class CountRow(NamedTuple):
+    """Images with the same number of labels."""
+
+    labels: int
+    images: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model did on a split. Shares are in percent.
+
+    `confusion[true][predicted]` counts images. For one class an image it is the usual matrix.
+
+    With several labels an image, it answers which label is taken for which. Entry (j, j) counts
+    the images in which j was found. Entry (j, k) counts those in which j was missed and k
+    predicted though absent. The last column counts those in which j was missed and nothing wrong
+    predicted in its stead; the last row, those in which k was predicted though nothing was
+    missed. An image with two misses and two false labels is in four entries, so rows can sum to
+    more than the support.
+    """
+
+    multilabel: bool
+    images: int
+    accuracy: float
+    """Images whose class, or whose whole set of labels (at 0.5), is right."""
+    classes: tuple[ClassRow, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    counts: tuple[CountRow, ...] = ()
+    """By the number of labels an image has; empty for one class an image."""
+    not_finite: int = 0
+    """Images with a score that is infinite or no number."""
+
+
+class Point(NamedTuple):
+    """Accuracy in percent after all images were turned by degrees or shifted by pixels."""
+
+    kind: Literal["rotation", "shift"]
+    value: float
+    accuracy: float
+
+
+def evaluate(
+    model: ImageClassifier,
+    split: Split,
+    *,
+    batch_size: int,
+    device: torch.device | str,
+    transform: Transform | None = None,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run the model, moved to `device`, over every image of the split.
+
+    Of a split that is generated without end, 10,000 images stand for all (see `finite`).
+    """
+    where = torch.device(device)
+    batches = EvalBatches(finite(split).to(where), batch_size)
+    training = model.training
+    model.to(where).eval()
+    tally = _Tally(model, where)
+    try:
+        with torch.no_grad():
+            for index, (images, targets) in enumerate(batches):
+                if transform is not None:
+                    first = index * batch_size
+                    rows = torch.arange(first, first + len(images), device=where)
+                    images = transform(images, rows)
+                with torch.autocast(where.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+                    scores = model(images)
+                tally.add(scores, targets)
+                if progress is not None:
+                    progress(index + 1, len(batches))
+    finally:
+        model.train(training)
+    return tally.result()
+
+
+def finite(split: Split) -> Split:
+    """The split; for an endless source of images, a set of 10,000 that is always the same."""
+    if not isinstance(split, DiverseMultiMNIST):
+        return split
+    images, targets, _ = split.fixed_set()
+    return ArraySplit(images, targets)
+
+
+class _Tally:
+    """Counts on the device. Nothing is read before the end, since reading waits."""
+
+    def __init__(self, model: ImageClassifier, device: torch.device) -> None:
+        self.model = model
+        classes = model.num_classes
+        self.not_finite = _zeros(1, device=device)
+        self.support = _zeros(classes, device=device)
+        self.predicted = _zeros(classes, device=device)
+        self.confusion = _zeros(classes + 1, classes + 1, device=device)
+        self.by_count = _zeros(2, classes + 1, device=device)  # images, and those right
+
+    def add(self, scores: Tensor, targets: Tensor) -> None:
+        true, predicted = self._sets(scores, targets)
+        right = correct(self.model, scores, targets)
+        self.not_finite += (~scores.isfinite()).any(dim=1).sum()
+        self.support += true.sum(dim=0)
+        self.predicted += predicted.sum(dim=0)
+        self.confusion += _confusion(true, predicted)
+        labels = true.sum(dim=1)
+        self.by_count[0].index_add_(0, labels, torch.ones_like(labels))
+        self.by_count[1].index_add_(0, labels, right.long())
+
+    def _sets(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """True and predicted labels as booleans (images, classes)."""
+        if self.model.task.multilabel:
+            return targets.bool(), self.model.probabilities(scores) > 0.5
+        classes = torch.arange(self.model.num_classes, device=scores.device)
+        return targets[:, None] == classes, scores.argmax(dim=1)[:, None] == classes
+
+    def result(self) -> Evaluation:
+        multilabel = self.model.task.multilabel
+        images, right = self.by_count.tolist()
+        confusion = self.confusion.tolist()
+        found = [row[index] for index, row in enumerate(confusion)]
+        rows = zip(self.support.tolist(), self.predicted.tolist(), found[:-1], strict=True)
+        if not multilabel:  # something is always predicted, and it is either right or wrong
+            confusion = [row[:-1] for row in confusion[:-1]]
+        counts = [
+            CountRow(labels, total, 100.0 * those / total)
+            for labels, (total, those) in enumerate(zip(images, right, strict=True))
+            if total and multilabel
+        ]
+        return Evaluation(
+            multilabel=multilabel,
+            images=sum(images),
+            accuracy=100.0 * sum(right) / sum(images),
+            classes=tuple(ClassRow(s, _share(f, s), _share(f, p)) for s, p, f in rows),
+            confusion=tuple(tuple(row) for row in confusion),
+            counts=tuple(counts),
+            not_finite=int(self.not_finite.item()),
+        )
+
+
+def _zeros(*shape: int, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64, device=device)
+
+
+def _confusion(true: Tensor, predicted: Tensor) -> Tensor:
+    """A batch's part of `Evaluation.confusion`, with the row and column for nothing."""
+    missed, wrong, found = true & ~predicted, predicted & ~true, true & predicted
+    missed = torch.cat([missed, ~missed.any(dim=1, keepdim=True)], dim=1)
+    wrong = torch.cat([wrong, ~wrong.any(dim=1, keepdim=True)], dim=1)
+    matrix = missed.float().T @ wrong.float()  # sums of ones: exact
+    matrix[-1, -1] = 0  # nothing missed, nothing wrong
+    matrix.diagonal()[:-1] += found.sum(dim=0)
+    return matrix.long()
+
+
+def _share(part: int, whole: int) -> float | None:
+    return 100.0 * part / whole if whole else None
+
+
+def robustness(
+    model: ImageClassifier,
+    split: Split,
+    *,
+    degrees: Sequence[float] = (),
+    shifts: Sequence[int] = (),
+    batch_size: int,
+    device: torch.device | str,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> list[Point]:
+    """Accuracy after each rotation and each shift, which `rotate_shift` applies.
+
+    Every other image turns clockwise; shifts take turns to go right, down, left and up. What
+    leaves the image is lost, so part of a fall in accuracy is the data's and not the model's.
+    """
+    images = finite(split).to(device)
+    wanted: list[tuple[Literal["rotation", "shift"], float]] = []
+    wanted += [("rotation", value) for value in degrees]
+    wanted += [("shift", value) for value in shifts]
+    points = []
+    for index, (kind, value) in enumerate(wanted):
+        evaluation = evaluate(
+            model,
+            images,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            transform=_turned(value) if kind == "rotation" else _shifted(value),
+            progress=_part_of(progress, index, len(wanted)),
+        )
+        points.append(Point(kind, value, evaluation.accuracy))
+    return points
+
+
+def _turned(degrees: float) -> Transform:
+    return lambda images, rows: rotate_shift(images, degrees * (1 - 2 * (rows % 2)))
+
+
+def _shifted(pixels: float) -> Transform:
+    def shift(images: Tensor, rows: Tensor) -> Tensor:
+        along, back = pixels * (1 - rows % 2), 1 - 2 * (rows // 2 % 2)
+        return rotate_shift(images, 0.0, dx=along * back, dy=(pixels - along) * back)
+
+    return shift
+
+
+def _part_of(progress: Progress | None, index: int, parts: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(index * total + done, parts * total)
+
+
+def draw_confusion(evaluation: Evaluation, class_names: Sequence[str], path: Path) -> None:
+    """The confusion matrix as a PNG, each row shaded by its share of the class's images."""
+    from matplotlib.colors import PowerNorm
+
+    names = [*class_names, NOTHING] if evaluation.multilabel else list(class_names)
+    count = len(names)
+    side = min(24.0, max(3.5, 0.55 * count if count <= NUMBERED else 0.17 * count))
+    figure = _figure(side + 2.5, side + 1.0)
+    axis = figure.subplots()
+    # a class's images; for the row of what was predicted with nothing missed, all images
+    totals = [row.support for row in evaluation.classes] + [evaluation.images]
+    shares = [
+        [100.0 * value / max(1, total) for value in row]
+        for row, total in zip(evaluation.confusion, totals, strict=False)
+    ]
+    # below linear, so that the few errors of a good model are seen beside the diagonal
+    shading = PowerNorm(0.5, vmin=0, vmax=100)
+    image = axis.imshow(shares, cmap="Blues", norm=shading, interpolation="nearest")
+    size = 9 if count <= NUMBERED else 7
+    positions = range(0, count, -(-count // NAMED))
+    labels = [_shortened(names[position]) for position in positions]
+    upright = 0 if max(map(len, class_names)) <= 3 else 90
+    axis.set_xticks(positions, labels, rotation=upright, fontsize=size, parse_math=False)
+    axis.set_yticks(positions, labels, fontsize=size, parse_math=False)
+    axis.set(xlabel="predicted", ylabel="true")
+    what = "every label right" if evaluation.multilabel else "right"
+    axis.set_title(f"{what} in {evaluation.accuracy:.2f} % of {evaluation.images:,} images")
+    if count <= NUMBERED:
+        _write_numbers(axis, evaluation.confusion, shares)
+    figure.colorbar(image, label="% of the row's images", shrink=0.7, ticks=[0, 1, 5, 20, 50, 100])
+    _save(figure, path)
+
+
+def _write_numbers(
+    axis: Any, counts: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]
+) -> None:
+    for row, values in enumerate(counts):
+        for column, value in enumerate(values):
+            if value:
+                color = "white" if shares[row][column] > 35 else "black"
+                size = 8 if value < 10_000 else 6
+                axis.text(column, row, value, ha="center", va="center", color=color, fontsize=size)
+
+
+def draw_robustness(points: Iterable[Point], path: Path) -> None:
+    """Accuracy against rotation and against shift, as a PNG."""
+    axes_labels = {"rotation": "rotation, degrees either way", "shift": "shift, pixels"}
+    points = list(points)
+    kinds = [kind for kind in axes_labels if any(point.kind == kind for point in points)]
+    figure = _figure(4.5 * len(kinds), 3.6)
+    axes = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        chosen = [point for point in points if point.kind == kind]
+        axis.plot([p.value for p in chosen], [p.accuracy for p in chosen], "o-")
+        axis.set_xticks([p.value for p in chosen])
+        axis.set(xlabel=axes_labels[kind], ylabel="accuracy, %", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        # names in a script that the font lacks show as boxes; nothing to be done about it here
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(picture, format="png", dpi=120)
+    write_whole(Path(path), picture.getvalue())
+
+
+def _shortened(name: str, longest: int = 24) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

@@ -1,0 +1,257 @@
+"""`capsroute eval` from end to end, on small untrained models."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capsroute
+from capsroute.cli import main
+from capsroute.cli.evaluate import angles_up_to, shifts_up_to
+from capsroute.data import EvalBatches, load_dataset
+from capsroute.models.weights import load_model, save_model
+from capsroute.train.config import Config, DataConfig
+from capsroute.train.metrics import correct
+
+SIZE = 28
+
+
+def run(capsys, *arguments):
+    try:
+        main([str(argument) for argument in arguments])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("CAPSROUTE_DATA", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+def make_model(path, class_names=None, **options):
+    torch.manual_seed(0)
+    defaults = {"image_size": SIZE, "in_channels": 1, "num_classes": 10, "multilabel": False}
+    model = capsroute.create_model("inverted_small_multimnist", **(defaults | options))
+    model.class_names = class_names
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(model, path)
+    return path
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Forty training and twenty test images of 28×28, in MNIST's format."""
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 20)):
+        images = generator.integers(0, 256, (count, SIZE, SIZE))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 10))
+    return folder
+
+
+@pytest.fixture
+def pets(tmp_path):
+    for index in range(5):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / name).mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(index).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{index}.png")
+    return tmp_path / "pets"
+
+
+def make_run(folder, data, **options):
+    make_model(folder / "model.safetensors", **options)
+    config = Config(data=DataConfig(data=str(data), validation=0.25), seed=3)
+    (folder / "config.json").write_text(config.to_json())
+    return folder
+
+
+def accuracy(checkpoint, split):
+    model = load_model(checkpoint).eval()
+    with torch.no_grad():
+        right = [correct(model, model(x), y) for x, y in EvalBatches(split, 7)]
+    return 100.0 * torch.cat(right).float().mean().item()
+
+
+def test_a_checkpoint_on_a_folder_of_digits(capsys, tmp_path, digits):
+    checkpoint = make_model(tmp_path / "mine.safetensors")
+    status, out, err = run(capsys, "eval", checkpoint, "--data", digits)
+    assert (status, err) == (0, "")
+    expected = accuracy(checkpoint, load_dataset(digits).test)
+    assert f"accuracy: {expected:.2f} %" in out and "on 20 test images" in out
+    assert "precision" in out and out.count("│") > 10 * 4
+    for name in ("evaluation.json", "confusion.png"):  # beside the checkpoint
+        assert str(tmp_path / name) in out and (tmp_path / name).is_file()
+    assert not (tmp_path / "robustness.png").exists() and "labels" not in out
+    report = json.loads((tmp_path / "evaluation.json").read_text())
+    assert report["accuracy"] == pytest.approx(expected) and report["images"] == 20
+    assert [row["name"] for row in report["classes"]] == list("0123456789")
+    assert np.sum(report["confusion"]["rows_true_columns_predicted"]) == 20
+
+
+@pytest.mark.parametrize("split", ["test", "validation", "train"])
+def test_a_run_knows_its_data_and_what_it_set_aside(capsys, tmp_path, digits, split):
+    folder = make_run(tmp_path / "runs" / "mine", digits)
+    status, out, _ = run(capsys, "eval", folder, "--split", split, "--json")
+    report = json.loads(out)
+    data = load_dataset(digits, validation=0.25, seed=3)
+    expected = accuracy(folder / "model.safetensors", getattr(data, split))
+    assert status == 0 and report["accuracy"] == pytest.approx(expected)
+    assert report["images"] == {"test": 20, "validation": 10, "train": 30}[split]
+    assert json.loads((folder / "evaluation.json").read_text()) == report
+    assert run(capsys, "eval", folder / "model.safetensors", "--json")[0] == 0
+
+
+def test_rotation_shift_iterations_and_out(capsys, tmp_path, digits):
+    folder = make_run(tmp_path / "run", digits)
+    arguments = ("eval", folder, "--rotate", 12, "--shift", 2, "--iterations", 1, "--out", "new/o")
+    status, out, err = run(capsys, *arguments, "--batch-size", 6)
+    assert (status, err) == (0, "") and "1 routing iteration," in out
+    assert "rotated by" in out and "shifted by" in out
+    names = {path.name for path in (tmp_path / "new" / "o").iterdir()}
+    assert names == {"evaluation.json", "confusion.png", "robustness.png"}
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
+    report = json.loads((tmp_path / "new" / "o" / "evaluation.json").read_text())
+    points = [(point["kind"], point["value"]) for point in report["robustness"]]
+    angles = [("rotation", 2 * step) for step in range(7)]
+    assert points == [*angles, ("shift", 0), ("shift", 1), ("shift", 2)]
+    assert report["robustness"][0]["accuracy"] == report["accuracy"]
+    assert report["iterations"] == 1
+
+
+def test_steps_of_rotation_and_shift():
+    assert angles_up_to(30) == [5, 10, 15, 20, 25, 30]
+    assert angles_up_to(20) == [4, 8, 12, 16, 20]
+    assert angles_up_to(7)[-1] == 7 and len(angles_up_to(0.5)) == 5
+    assert shifts_up_to(3) == [1, 2, 3]
+    assert shifts_up_to(16) == [2, 4, 6, 8, 10, 12, 14, 16]
+
+
+def test_several_labels_an_image(monkeypatch, capsys, tmp_path):
+    """The model's own dataset when none is named; a part of it, to be quick."""
+    make_model(tmp_path / "m.safetensors", image_size=36, multilabel=True)
+    load = load_dataset
+
+    def small(*arguments, **options):
+        dataset = load(*arguments, **options)
+        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
+        return dataset
+
+    monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
+    status, out, _ = run(capsys, "eval", "m.safetensors")
+    assert status == 0 and "every label of an image right: " in out and "labels" in out
+    report = json.loads((tmp_path / "evaluation.json").read_text())
+    assert report["data"] == "diverse_multimnist"
+    assert [row["labels"] for row in report["counts"]] == [1, 2]
+    assert sum(row["images"] for row in report["counts"]) == 60
+    assert report["confusion"]["labels"][-1] == "none"
+
+
+def test_a_folder_of_images_is_brought_to_the_models_size(capsys, tmp_path, pets):
+    (pets / "dog" / "broken.png").write_bytes(b"no image")
+    options = {"num_classes": 2, "in_channels": 3, "class_names": ["cat", "dog"]}
+    checkpoint = make_model(tmp_path / "m.safetensors", **options)
+    status, out, err = run(capsys, "eval", checkpoint, "--data", pets)
+    assert status == 0 and "cat" in out and "on 2 test images" in out
+    assert "broken.png" in err and "1 file could not be read" in err
+    status, _, err = run(capsys, "eval", checkpoint, "--data", pets, "--strict")
+    assert status == 2 and one_line(err)
+
+
+def one_line(err):
+    return err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 7}, "knows 7 classes and the dataset digits has 10"),
+        ({"in_channels": 3}, "takes images of 3 channels and the dataset digits has 1"),
+        ({"image_size": 32}, "takes images of 32×32 pixels and the dataset digits has 28×28"),
+        ({"multilabel": True}, "any number of classes an image and the dataset digits has one"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data(capsys, tmp_path, digits, options, message):
+    checkpoint = make_model(tmp_path / "m.safetensors", **options)
+    status, out, err = run(capsys, "eval", checkpoint, "--data", digits)
+    assert (status, out) == (2, "") and one_line(err) and message in err
+
+
+def test_classes_of_other_names(capsys, tmp_path, pets):
+    options = {"num_classes": 2, "in_channels": 3, "class_names": ["ant", "dog"]}
+    checkpoint = make_model(tmp_path / "m.safetensors", **options)
+    status, _, err = run(capsys, "eval", checkpoint, "--data", pets)
+    assert status == 2 and one_line(err) and "calls class 0 'ant'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("runs/mien",), "runs/mien: no such run or checkpoint; did you mean 'runs/mine'?"),
+        (("nowhere/x",), "no such run or checkpoint"),
+        (("digits",), "digits holds no model.safetensors"),
+        (("digits/train-images-idx3-ubyte",), "must be a whole safetensors file"),
+        (("runs/mine", "--data", "./gone"), "no such folder"),
+        (("runs/mine", "--data", "cifr10"), "did you mean `cifar10`?"),
+        (("runs/mine", "--rotate", "0"), "`--rotate` must be above 0"),
+        (("runs/mine", "--shift", "28"), "`--shift` must be between 1 and 27"),
+        (("runs/mine", "--batch-size", "0"), "`--batch-size` must be at least 1"),
+        (("runs/mine", "--iterations", "0"), "`iterations`"),
+        (("runs/mine", "--device", "gpu"), "`device` must be auto, cpu or cuda"),
+        (("runs/mine", "--out", "runs/mine/config.json"), "must be a folder"),
+        (("runs/mine", "--rotat", "3"), "Unrecognized options: --rotat"),
+        (("runs/mine", "--data", "digits/../digits", "--split", "validation"), "set aside"),
+        ((), "RUN_OR_CHECKPOINT"),
+    ],
+)
+def test_mistakes(capsys, tmp_path, digits, arguments, message):
+    make_run(tmp_path / "runs" / "mine", digits)
+    status, out, err = run(capsys, "eval", *arguments)
+    assert (status, out) == (2, "") and one_line(err) and message in err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {}, "optim": {}, "data": {"x": 1}}'])
+def test_a_damaged_config(capsys, tmp_path, digits, text):
+    folder = make_run(tmp_path / "mine", digits)
+    (folder / "config.json").write_text(text)
+    status, out, err = run(capsys, "eval", folder)
+    assert (status, out) == (2, "") and one_line(err) and "config.json" in err
+
+
+def test_a_runs_data_that_has_moved(capsys, tmp_path, digits):
+    folder = make_run(tmp_path / "mine", digits)
+    digits.rename(tmp_path / "elsewhere")
+    status, _, err = run(capsys, "eval", folder)
+    assert status == 2 and one_line(err) and "`--data` names another" in err
+    assert run(capsys, "eval", folder, "--data", "elsewhere")[0] == 0
+
+
+def test_numbers_are_printed_even_if_the_folder_takes_no_files(monkeypatch, capsys, digits):
+    make_run(digits.parent / "mine", digits)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("capsroute.cli.evaluate.write_whole", full)
+    status, out, err = run(capsys, "eval", "mine")
+    assert status == 2 and one_line(err) and "No space left" in err
+    assert "accuracy: " in out
+
+
+def test_help(capsys):
+    status, out, _ = run(capsys, "eval", "--help")
+    assert status == 0 and "For example `capsroute eval runs/" in out and "None" not in out

@@ -1,0 +1,238 @@
+"""The engine: what a run leaves behind, and that it goes on where it stopped."""
+
+import dataclasses
+import json
+import signal
+
+import pytest
+import torch
+
+from capsroute.models.weights import load_model, read_metadata
+from capsroute.train import engine
+from capsroute.train.build import Runtime, build_model, load_data
+from capsroute.train.config import ModelConfig, OptimConfig, load_config
+from capsroute.train.engine import DivergedError, train
+from capsroute.train.interruption import Interrupted
+from capsroute.train.reporting import Reporter
+
+CPU = Runtime(device="cpu")
+TIMES = ("seconds", "images_per_second")
+
+
+def run(config, out, reporter=None):
+    return train(config, out, CPU, reporter or Reporter())
+
+
+def metrics(out):
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
+
+
+def weights(out):
+    return (out / "model.safetensors").read_bytes()
+
+
+class StopAt(Reporter):
+    """Raises the signal of a user at one step."""
+
+    def __init__(self, step, signum=signal.SIGTERM):
+        self.at, self.signum = step, signum
+
+    def step(self, done):
+        if done == self.at:
+            signal.raise_signal(self.signum)
+
+
+def test_a_run_leaves_its_files(config, tmp_path):
+    out = tmp_path / "run"
+    summary = run(config, out)
+    files = {path.name for path in out.iterdir()}
+    assert files == {
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "state.pt",
+        "summary.json",
+        "curves.png",
+    }
+    assert load_config(out / "config.json") == config
+    records = metrics(out)
+    assert [record["step"] for record in records] == [6, 12]
+    assert all(record["val_accuracy"] is not None for record in records)
+    assert json.loads((out / "summary.json").read_text()) == summary
+    for key in "experiment model dataset iterations seed params epochs test_accuracy_last".split():
+        assert summary[key] is not None, key
+    assert summary["test_accuracy_best"] >= summary["test_accuracy_last"]
+    model = load_model(out / "model.safetensors")
+    assert model.class_names == ["class0", "class1", "class2"]
+    assert read_metadata(out / "model.safetensors")["model"] == "inverted_small_multimnist"
+
+
+def test_a_finished_run_is_not_run_again(config, tmp_path):
+    first = run(config, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    assert run(config, tmp_path / "run", StopAt(1)) == first
+    assert weights(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5, 6, 9, 11])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_goes_on_bit_for_bit(config, tmp_path, stop, signum):
+    run(config, tmp_path / "whole")
+    with pytest.raises(Interrupted) as caught:
+        run(config, tmp_path / "stopped", StopAt(stop, signum))
+    assert caught.value.signum == signum and caught.value.step == stop
+    run(config, tmp_path / "stopped")
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, tmp_path):
+    run(config, tmp_path / "whole")
+    out = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        run(config, out, StopAt(5))
+    # as if killed after the evaluation's line but before its checkpoint, in mid-write of another
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, "test_accuracy": 99.0}) + '\n{"step": 12, "te')
+    run(config, out)
+    assert metrics(out) == metrics(tmp_path / "whole")
+
+
+def test_another_seed_is_another_run(config, tmp_path, with_changes):
+    run(config, tmp_path / "a")
+    run(with_changes(seed=1), tmp_path / "b")
+    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+
+
+def test_accumulation_changes_nothing_but_rounding(with_changes, config, tmp_path):
+    plain = dataclasses.replace(config.model, initial_poses=None)
+    summaries = []
+    for pieces in (1, 4):
+        optim = dataclasses.replace(config.optim, accumulate=pieces, optimizer="sgd", lr=0.05)
+        changed = with_changes(model=plain, optim=optim)
+        run(changed, tmp_path / f"run{pieces}")
+        summaries.append(metrics(tmp_path / f"run{pieces}"))
+    for one, many in zip(*summaries, strict=True):
+        assert one["train_loss"] == pytest.approx(many["train_loss"], rel=1e-4)
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(config, tmp_path):
+    run(config, tmp_path / "run")
+    saved = load_model(tmp_path / "run" / "model.safetensors").state_dict()
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert all(torch.equal(saved[key], value) for key, value in state["average"].items())
+    assert any(not torch.equal(saved[key], value) for key, value in state["model"].items())
+
+
+def test_bfloat16_and_compile(with_changes, tmp_path):
+    run(with_changes(dtype="bfloat16", steps=2), tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(with_changes, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "LOOK_EVERY", 1)
+    wild = dataclasses.replace(config.optim, optimizer="sgd", lr=1e30, lr_schedule="constant")
+    with pytest.raises(DivergedError, match=r"not finite in step \d+; .* lower `--lr`"):
+        run(with_changes(optim=wild), tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    state = tmp_path / "run" / "state.pt"
+    if state.exists():
+        kept = torch.load(state, weights_only=True)["model"]
+        assert all(torch.isfinite(value).all() for value in kept.values())
+
+
+class TestFolders:
+    """Nothing is overwritten, and each refusal is one line."""
+
+    def refused(self, config, out, message, error=ValueError):
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(error, match=message) as caught:
+            run(config, out)
+        assert "\n" not in str(caught.value)
+        assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+    def test_another_runs_folder(self, config, tmp_path, with_changes):
+        out = tmp_path / "run"
+        run(config, out)
+        self.refused(with_changes(seed=3), out, "another run: `seed` is 0 there and 3 here")
+        slower = dataclasses.replace(config.optim, lr=0.5)
+        self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here")
+
+    def test_a_folder_with_other_files(self, config, tmp_path):
+        (tmp_path / "notes.txt").write_text("mine")
+        self.refused(config, tmp_path, "it holds other files")
+
+    def test_a_file(self, config, tmp_path):
+        file = tmp_path / "file"
+        file.write_text("")
+        with pytest.raises(ValueError, match="it is a file"):
+            run(config, file)
+
+    @pytest.fixture
+    def stopped(self, config, tmp_path):
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "run", StopAt(5))
+        return tmp_path / "run"
+
+    def test_a_truncated_checkpoint(self, config, stopped):
+        data = (stopped / "state.pt").read_bytes()
+        (stopped / "state.pt").write_bytes(data[: len(data) // 2])
+        self.refused(config, stopped, "is damaged")
+
+    @pytest.mark.parametrize("where", [0.2, 0.5, 0.8])
+    def test_a_flipped_bit(self, config, stopped, where):
+        data = bytearray((stopped / "state.pt").read_bytes())
+        data[int(where * len(data))] ^= 0x10
+        (stopped / "state.pt").write_bytes(data)
+        self.refused(config, stopped, "is damaged")
+
+    def test_a_checkpoint_that_would_run_code(self, config, stopped, tmp_path):
+        class Attack:
+            def __reduce__(self):
+                return (open, (str(tmp_path / "owned"), "w"))
+
+        torch.save({"step": Attack()}, stopped / "state.pt")
+        self.refused(config, stopped, "is damaged")
+        assert not (tmp_path / "owned").exists()
+
+    def test_a_full_disk_keeps_the_last_checkpoint(self, config, stopped, monkeypatch):
+        good = (stopped / "state.pt").read_bytes()
+
+        def full(*args, **kwargs):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(torch, "save", full)
+        with pytest.raises(OSError, match="could not write a checkpoint .* one before is kept"):
+            run(config, stopped)
+        assert (stopped / "state.pt").read_bytes() == good
+        assert not list(stopped.glob(".*tmp*"))
+
+
+def test_initial_weights_follow_the_seed(config):
+    data = load_data(config, Reporter())
+    first, again = (build_model(config, data).state_dict() for _ in range(2))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
+        ({"steps": 0}, "`steps` must be at least 1, got 0"),
+        ({"optim": OptimConfig(lr=-1.0)}, "`lr` must not be negative, got -1.0"),
+        ({"optim": OptimConfig(ema=1.0)}, r"`ema` must be in \[0, 1\), got 1.0"),
+        ({"optim": OptimConfig(accumulate=9)}, r"`accumulate` must be between 1 and .* got 9"),
+    ],
+)
+def test_configs_are_checked(with_changes, change, message):
+    with pytest.raises(ValueError, match=message):
+        with_changes(**change)
+
+
+def test_losses_that_do_not_fit_are_refused(with_changes, config, tmp_path):
+    smoothed = OptimConfig(loss="margin", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="`label_smoothing` must be 0 with the margin loss"):
+        run(with_changes(optim=smoothed), tmp_path / "run")
+    unknown = with_changes(model=ModelConfig("inverted_smal_multimnist"))
+    with pytest.raises(ValueError, match="did you mean 'inverted_small_multimnist'"):
+        run(unknown, tmp_path / "other")

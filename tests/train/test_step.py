@@ -1,0 +1,99 @@
+"""Schedules, optimisers and the average of the weights."""
+
+import pytest
+import torch
+
+from capsroute import create_model
+from capsroute.train.config import Config, OptimConfig
+from capsroute.train.step import (
+    TrainStep,
+    WeightAverage,
+    choose_loss,
+    learning_rate,
+    make_optimizer,
+)
+
+
+def test_step_schedule_divides_after_its_milestones():
+    config = OptimConfig(lr=0.1, milestones=(2, 4))
+    rates = [learning_rate(config, step, 60, 10) for step in (0, 19, 20, 39, 40, 59)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_cosine_schedule_with_warmup():
+    config = OptimConfig(lr=1.0, lr_schedule="cosine", warmup=0.1)
+    rates = [learning_rate(config, step, 100, 10) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0)
+    assert rates[10] == pytest.approx(1.0) and rates[55] == pytest.approx(0.5)
+    assert rates[99] < 1e-3
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_constant_schedule():
+    config = OptimConfig(lr=0.3, lr_schedule="constant")
+    assert {learning_rate(config, step, 100, 10) for step in (0, 50, 99)} == {0.3}
+
+
+def test_optimizers_are_the_papers():
+    model = torch.nn.Linear(2, 2)
+    sgd = make_optimizer(OptimConfig(), model)
+    assert isinstance(sgd, torch.optim.SGD)
+    group = sgd.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 5e-4)
+    adam = make_optimizer(OptimConfig(optimizer="adam", lr=1e-3), model)
+    assert isinstance(adam, torch.optim.Adam) and adam.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("inverted_simple_cifar10", "cross_entropy"),
+        ("dynamic_simple_cifar10", "margin"),
+        ("em_simple_cifar10", "spread"),
+        ("cnn_multimnist", "binary_cross_entropy"),
+        ("dynamic_vector_multimnist", "margin"),
+    ],
+)
+def test_the_default_loss_is_the_familys(name, expected):
+    from capsroute import losses
+
+    with torch.device("meta"):
+        model = create_model(name)
+    loss = choose_loss(OptimConfig(), model)
+    scores, targets = torch.rand(4, 10), torch.tensor([1, 2, 3, 4])
+    wanted = getattr(losses, expected)
+    options = {"margin": losses.spread_margin(3.0)} if expected == "spread" else {}
+    torch.testing.assert_close(loss(scores, targets, 3.0), wanted(scores, targets, **options))
+
+
+def test_average_of_the_weights():
+    model = torch.nn.BatchNorm1d(2)
+    average = WeightAverage(model, 0.9)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+        model.running_mean.fill_(5.0)
+    average.update(model)
+    torch.testing.assert_close(average.values["weight"], torch.full((2,), 1.1))
+    torch.testing.assert_close(average.values["running_mean"], torch.full((2,), 5.0))
+
+
+def test_clipping_bounds_the_update():
+    torch.manual_seed(0)
+    model = create_model("inverted_small_multimnist", image_size=24)
+    optim = OptimConfig(momentum=0.0, weight_decay=0.0, clip=1e-3)
+    step = TrainStep(model, model, Config(optim=optim), world=1)
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    step(0, torch.rand(4, 1, 24, 24), torch.ones(4, 10), share=1.0, lr=1.0, epoch=0.0)
+    moved = sum((value - before[key]).square().sum() for key, value in model.named_parameters())
+    assert moved.sqrt().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_first_bad_step_is_remembered_without_waiting():
+    model = create_model("inverted_small_multimnist", image_size=24)
+    step = TrainStep(model, model, Config(), world=1)
+    images, targets = torch.rand(2, 1, 24, 24), torch.ones(2, 10)
+    step(0, images, targets, 1.0, 0.0, 0.0)
+    assert step.first_bad_step.item() == -1
+    for index in (1, 2):
+        step(index, images * float("nan"), targets, 1.0, 0.0, 0.0)
+    assert step.first_bad_step.item() == 1
