@@ -1,5 +1,9 @@
 """The command line as a user meets it: what it prints, and how it fails."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from capsroute.cli import main
@@ -71,6 +75,15 @@ def test_mistakes_end_in_one_line_and_status_2(capsys, arguments, message):
     assert status == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
+
+
+def test_a_terminal_without_utf8_gets_the_same_line(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "capsroute", "train", "--lrr", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: Unrecognized options: --lrr, 3; did you mean --lr?")
+    assert not list(tmp_path.iterdir())
 
 
 def test_debug_adds_the_traceback(capsys):

@@ -60,7 +60,7 @@ def test_a_run_leaves_its_files(config, tmp_path):
     assert [record["step"] for record in records] == [6, 12]
     assert all(record["val_accuracy"] is not None for record in records)
     assert json.loads((out / "summary.json").read_text()) == summary
-    for key in "experiment model dataset iterations seed params epochs test_accuracy_last".split():
+    for key in ("experiment", "model", "dataset", "iterations", "seed", "params", "epochs"):
         assert summary[key] is not None, key
     assert summary["test_accuracy_best"] >= summary["test_accuracy_last"]
     model = load_model(out / "model.safetensors")
@@ -202,7 +202,7 @@ class TestFolders:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(torch, "save", full)
-        with pytest.raises(OSError, match="could not write a checkpoint .* one before is kept"):
+        with pytest.raises(OSError, match=r"could not write a checkpoint .* one before is kept"):
             run(config, stopped)
         assert (stopped / "state.pt").read_bytes() == good
         assert not list(stopped.glob(".*tmp*"))

@@ -4,6 +4,7 @@ One module a command, imported when the command is run.
 """
 
 import importlib
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without × or – gets a ? instead
+            stream.reconfigure(errors="replace")
     try:
         _dispatch(arguments)
     except BrokenPipeError:  # `capsroute models | head`

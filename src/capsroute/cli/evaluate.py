@@ -23,8 +23,8 @@ from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.weights import load_model
 from capsroute.train.checkpoint import RunFolder, write_whole
-from capsroute.train.config import Config, load_config
-from capsroute.train.distributed import processes
+from capsroute.train.config import Config, DataConfig, load_config
+from capsroute.train.distributed import choose_device
 from capsroute.train.evaluation import (
     NOTHING,
     Evaluation,
@@ -88,7 +88,8 @@ def main(arguments: list[str]) -> None:
     checkpoint, config = _find(options.run_or_checkpoint)
     model = _load_model(checkpoint, options.iterations)
     dataset, data = _load_data(options, config, model)
-    check_fit(model, dataset)
+    crop = config.data.crop if config else None
+    check_fit(model, dataset, crop)
     _check_shift(options.shift, model)
     split = _choose_split(dataset, options.split)
     out = _out_folder(options.out or checkpoint.parent)
@@ -101,7 +102,7 @@ def main(arguments: list[str]) -> None:
         "split": options.split,
         "dtype": dtype,
     }
-    evaluation, points = _measure(model, split, options, dtype)
+    evaluation, points = _measure(model, split, options, dtype, crop)
     names = model.class_names or list(dataset.class_names)
     _report(options, about, evaluation, names, points, out)
     report_skipped(dataset)
@@ -157,14 +158,7 @@ def _find(path: Path) -> tuple[Path, Config | None]:
             "evaluated once) or a .safetensors file"
         )
     of_a_run = checkpoint.name == folder.model.name and folder.config.is_file()
-    return checkpoint, _load_config(folder.config) if of_a_run else None
-
-
-def _load_config(path: Path) -> Config:
-    try:
-        return load_config(path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} must be a run's config.json: {error}") from None
+    return checkpoint, load_config(folder.config) if of_a_run else None
 
 
 def _load_model(checkpoint: Path, iterations: int | None) -> ImageClassifier:
@@ -184,7 +178,7 @@ def _load_data(
             name,
             root=options.data_root or (run.data_root if run else None),
             # a folder's images are brought to the model's size; other sets have one of their own
-            image_size=model.image_size if _is_image_folder(name) else None,
+            image_size=_folder_size(model, run) if _is_image_folder(name) else None,
             strict=options.strict or (run is not None and run.strict),
             # those that training set aside, and no others
             validation=run.validation if same and run else 0.0,
@@ -197,14 +191,18 @@ def _load_data(
     return dataset, name
 
 
+def _folder_size(model: ImageClassifier, run: DataConfig | None) -> int | tuple[int, int] | None:
+    return model.image_size if run is None or run.crop is None else run.image_size
+
+
 def _is_image_folder(name: str) -> bool:
     if name in list_datasets():
         return False
     return find_idx(Path(name).expanduser(), "train-images-idx3-ubyte") is None
 
 
-def check_fit(model: ImageClassifier, dataset: Dataset) -> None:
-    """Raise if the dataset is not what the model was built for."""
+def check_fit(model: ImageClassifier, dataset: Dataset, crop: int | None = None) -> None:
+    """Raise if the dataset, its images cropped, is not what the model was built for."""
     several = dataset.task == "multilabel"
     if model.task.multilabel != several:
         kinds = {True: "any number of classes", False: "one class"}
@@ -215,8 +213,9 @@ def check_fit(model: ImageClassifier, dataset: Dataset) -> None:
     if model.in_channels != dataset.channels:
         takes = f"takes images of {model.in_channels} channels"
         raise _misfit(model, dataset, takes, str(dataset.channels))
-    if model.image_size != dataset.image_size:
-        sizes = [f"{height}×{width}" for height, width in (model.image_size, dataset.image_size)]
+    size = dataset.image_size if crop is None else (crop, crop)
+    if model.image_size != size:
+        sizes = [f"{height}×{width}" for height, width in (model.image_size, size)]
         raise _misfit(model, dataset, f"takes images of {sizes[0]} pixels", sizes[1])
     _check_names(model, dataset)
 
@@ -270,17 +269,17 @@ def _bar() -> Iterator[Progress]:
 
 
 def _measure(
-    model: ImageClassifier, split: Split, options: Options, dtype: str
+    model: ImageClassifier, split: Split, options: Options, dtype: str, crop: int | None
 ) -> tuple[Evaluation, list[Point]]:
-    size = options.batch_size
-    with processes(options.device) as job, _bar() as bar:
-        settings: dict[str, Any] = {"batch_size": size, "device": job.device, "dtype": dtype}
+    size, device = options.batch_size, choose_device(options.device)
+    settings: dict[str, Any] = {"batch_size": size, "device": device, "dtype": dtype, "crop": crop}
+    with _bar() as bar:
         try:
             evaluation = evaluate(model, split, progress=_task(bar, "evaluating"), **settings)
             return evaluation, _robustness(model, split, options, evaluation, settings, bar)
         except torch.OutOfMemoryError:
             raise UsageError(
-                f"`--batch-size` must be smaller than {size}: {job.device} is out of memory"
+                f"`--batch-size` must be smaller than {size}: {device} is out of memory"
             ) from None
 
 

@@ -31,7 +31,10 @@ def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any
 def _unboxed(text: str) -> str:
     """First paragraph of tyro's box, and the option that it suggests."""
     content = re.sub(r"[╭╰].*", "", text.replace("│", " "))
-    first, *others = [part.strip() for part in re.split(r"─{3,}", content) if part.strip()]
+    paragraphs = [part.strip() for part in re.split(r"[─-]{4,}", content) if part.strip()]
+    if "╭" not in text:  # where the terminal is not UTF-8 the title is no part of the border
+        paragraphs = paragraphs[1:]
+    first, *others = paragraphs or ["the command line could not be read"]
     suggestion = re.search(
         r"(?:Perhaps you meant|Similar arguments)[^-]*(--[\w.-]+)", " ".join(others)
     )

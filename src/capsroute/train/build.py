@@ -34,7 +34,7 @@ def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
     model = create_model(
         config.model.model,
         num_classes=len(dataset.class_names),
-        image_size=dataset.image_size,
+        image_size=dataset.image_size if config.data.crop is None else config.data.crop,
         in_channels=dataset.channels,
         multilabel=dataset.task == "multilabel",
         **config.model.options(),
@@ -62,16 +62,17 @@ def load_data(config: Config, reporter: Reporter) -> Dataset:
 
 def train_batches(config: Config, split: Split, job: Processes) -> TrainBatches:
     data = config.data
-    wanted = data.padding or data.flip or data.cutout
-    augment = Augment(data.padding, data.flip, data.cutout) if wanted else None
-    return TrainBatches(
+    augment = Augment(data.padding, data.flip, data.cutout, data.crop)
+    batches = TrainBatches(
         split,
         config.batch_size,
         seed=config.seed,
         rank=job.rank,
         world=job.world,
-        augment=augment,
+        augment=augment if augment != Augment(0, False) else None,
     )
+    batches.render(batches.plan(0)[:1].to(split.device if split.resident else "cpu"))  # or raise
+    return batches
 
 
 def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:

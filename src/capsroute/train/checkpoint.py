@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.train.config import Config, differences
+from capsroute.train.config import Config, differences, read_json
 
 
 class RunFolder:
@@ -29,23 +29,28 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.curves = path / "curves.png"
 
-    def claim(self, config: Config, *, write: bool) -> None:
-        """Make the folder this config's, or raise if it is another's. Overwrites nothing."""
+    def check(self, config: Config) -> None:
+        """Raise unless the folder is this config's or free to become it."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"`out` must be a folder, got {self.path}: it is a file")
         if self.config.exists():
-            different = differences(config, _read_json(self.config))
+            different = differences(config, read_json(self.config))
             if different:
                 raise ValueError(
                     f"`out` must be a new folder or this run's, got {self.path}, which holds "
                     f"another run: {different[0]}"
                 )
             return
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(path.suffix != ".tmp" for path in self.path.iterdir()):
             raise ValueError(
                 f"`out` must be a new folder or a run's, got {self.path}: it holds other files"
             )
-        if write:
+
+    def claim(self, config: Config) -> None:
+        """Make the folder this config's. Overwrites nothing."""
+        for leftover in self.path.glob(".*.tmp*"):  # of a process that was killed while writing
+            leftover.unlink()
+        if not self.config.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.config, config.to_json().encode())
 
@@ -83,7 +88,7 @@ class RunFolder:
         return state
 
     def read_summary(self) -> dict[str, Any]:
-        return _read_json(self.summary)
+        return read_json(self.summary)
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
@@ -110,13 +115,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be a run's JSON file: {error}") from None
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

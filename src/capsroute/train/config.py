@@ -53,6 +53,8 @@ class DataConfig:
     """Mirror every other image."""
     cutout: int = 0
     """Side of a square blacked out; 0 for none."""
+    crop: int | None = None
+    """Side of the square that training cuts at random, evaluation from the centre."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,21 @@ def differences(config: Config, saved: dict[str, Any]) -> list[str]:
 
 def load_config(path: Path) -> Config:
     """A config from a run's config.json."""
-    saved = json.loads(path.read_text())
+    saved = read_json(path)
     parts = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig}
     try:
         nested = {name: part(**_tuples(saved.pop(name))) for name, part in parts.items()}
         return Config(**saved, **nested)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} must be a run's config.json: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a run, or a one-line ValueError that names it."""
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a run's {path.name}: {error}") from None
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

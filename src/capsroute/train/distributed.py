@@ -60,7 +60,7 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     """Join the job that torchrun started, or be a job of one."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    where = _device(device, local)
+    where = choose_device(device, local)
     if world == 1:
         yield Processes(0, 1, where)
         return
@@ -73,7 +73,8 @@ def processes(device: str = "auto") -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto`, `cpu` or `cuda` as a device that is there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -42,13 +42,15 @@ def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> di
     """Run, or go on with, the run in folder `out`; returns its summary."""
     with processes(runtime.device) as job, stop_signals() as stop:
         folder = RunFolder(out)
-        folder.claim(config, write=job.first)
-        job.barrier()
+        folder.check(config)
         if folder.summary.exists():
             return folder.read_summary()
         dataset = load_data(config, reporter)
         model = build_model(config, dataset).to(job.device)
         batches = train_batches(config, dataset.train.to(job.device), job)
+        if job.first:  # nothing is written before the parts are known to fit
+            folder.claim(config)
+        job.barrier()
         run = _Run(config, folder, runtime, reporter, job, model, batches)
         run.resume()
         run.loop(dataset, stop)
@@ -194,7 +196,11 @@ class _Run:
         job.share_buffers(model)
         weights = self.evaluated_weights()
         batches = EvalBatches(
-            split.to(job.device), self.config.eval_batch_size, rank=job.rank, world=job.world
+            split.to(job.device),
+            self.config.eval_batch_size,
+            rank=job.rank,
+            world=job.world,
+            crop=self.config.data.crop,
         )
         totals = Totals(job.device)
         model.eval()

@@ -87,14 +87,16 @@ def evaluate(
     device: torch.device | str,
     transform: Transform | None = None,
     dtype: str = "float32",
+    crop: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run the model, moved to `device`, over every image of the split.
 
-    Of a split that is generated without end, 10,000 images stand for all (see `finite`).
+    `crop` keeps the centre of each image, for a model trained on crops. Of a split that is
+    generated without end, 10,000 images stand for all (see `finite`).
     """
     where = torch.device(device)
-    batches = EvalBatches(finite(split).to(where), batch_size)
+    batches = EvalBatches(finite(split).to(where), batch_size, crop=crop)
     training = model.training
     model.to(where).eval()
     tally = _Tally(model, where)
@@ -205,6 +207,7 @@ def robustness(
     batch_size: int,
     device: torch.device | str,
     dtype: str = "float32",
+    crop: int | None = None,
     progress: Progress | None = None,
 ) -> list[Point]:
     """Accuracy after each rotation and each shift, which `rotate_shift` applies.
@@ -224,6 +227,7 @@ def robustness(
             batch_size=batch_size,
             device=device,
             dtype=dtype,
+            crop=crop,
             transform=_turned(value) if kind == "rotation" else _shifted(value),
             progress=_part_of(progress, index, len(wanted)),
         )

@@ -1,0 +1,95 @@
+"""Runs that are killed go on as if nothing had happened; so do runs of several processes."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from commands import metrics, options, run, start
+
+
+def kill_after(arguments, seconds):
+    """Start the run and kill it; returns whether it had finished before."""
+    process = start(arguments)
+    try:
+        process.communicate(timeout=seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return False
+
+
+def test_killed_at_ten_random_moments(image_folder, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    started = time.monotonic()
+    run(options(image_folder, whole))
+    duration = time.monotonic() - started
+    seed = random.randrange(10**6)
+    moments = random.Random(seed)
+    kills = 0
+    while kills < 10:
+        finished = kill_after(options(image_folder, killed), moments.uniform(0, duration))
+        kills += not finished
+        if finished:  # too late to be killed: that run was whole, begin another
+            assert_same(killed, whole, seed)
+            shutil.rmtree(killed)
+    run(options(image_folder, killed))
+    assert_same(killed, whole, seed)
+
+
+def assert_same(out, whole, seed):
+    """The same metrics but for times, the same weights to the bit, the same files."""
+    assert metrics(out) == metrics(whole), f"seed {seed}"
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (out, whole)]
+    assert weights[0] == weights[1], f"seed {seed}"
+    names = [{path.name for path in folder.iterdir()} for folder in (out, whole)]
+    assert names[0] == names[1], f"seed {seed}"
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_how_to_resume(image_folder, tmp_path, signum, status):
+    arguments = options(image_folder, tmp_path / "run", steps=100_000, eval_every=100_000)
+    process = start(arguments)
+    while not (tmp_path / "run" / "state.pt").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert f"Resume with: capsroute train --data {image_folder}" in output
+
+
+def test_two_processes_reach_the_losses_of_one(image_folder, tmp_path):
+    changes = {"steps": 12, "eval_every": 3, "optimizer": "sgd", "lr": 0.05, "batch_size": 7}
+    run(options(image_folder, tmp_path / "one", **changes))
+    run(options(image_folder, tmp_path / "two", **changes), processes=2)
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert [record["step"] for record in two] == [3, 6, 9, 12]
+    for alone, together in zip(one, two, strict=True):
+        assert together["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
+        assert together["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-4)
+
+
+def children_of(pid):
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    return [int(line) for line in found.stdout.split()]
+
+
+def test_a_killed_worker_ends_the_job_and_the_same_command_resumes_it(image_folder, tmp_path):
+    arguments = options(image_folder, tmp_path / "run", steps=400, checkpoint_every=10)
+    job = start(arguments, processes=2)
+    while not (tmp_path / "run" / "state.pt").exists():
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.1)
+    os.kill(children_of(job.pid)[-1], signal.SIGKILL)
+    job.communicate(timeout=120)
+    assert job.returncode != 0
+    output = run(arguments, processes=2)
+    assert "resuming after step" in output
+    assert [record["step"] for record in metrics(tmp_path / "run")] == list(range(10, 401, 10))
