@@ -125,7 +125,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(config, tmp_p
     assert any(not torch.equal(saved[key], value) for key, value in state["model"].items())
 
 
-def test_bfloat16_and_compile(with_changes, tmp_path):
+def test_bfloat16(with_changes, tmp_path):
     run(with_changes(dtype="bfloat16", steps=2), tmp_path / "run")
 
 
@@ -236,3 +236,23 @@ def test_losses_that_do_not_fit_are_refused(with_changes, config, tmp_path):
     unknown = with_changes(model=ModelConfig("inverted_smal_multimnist"))
     with pytest.raises(ValueError, match="did you mean 'inverted_small_multimnist'"):
         run(unknown, tmp_path / "other")
+
+
+def test_tensorboard_files(config, tmp_path, with_changes):
+    pytest.importorskip("tensorboard")
+    train(with_changes(steps=2), tmp_path / "run", Runtime("cpu", tensorboard=True), Reporter())
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.slow
+# torch's own internals warn while compiling
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_a_compiled_run_follows_the_eager_one(config, tmp_path, with_changes):
+    plain = dataclasses.replace(config.model, initial_poses=None)
+    short = with_changes(model=plain, steps=4, eval_every=2)
+    run(short, tmp_path / "eager")
+    train(short, tmp_path / "compiled", Runtime("cpu", compile=True), Reporter())
+    pairs = zip(metrics(tmp_path / "eager"), metrics(tmp_path / "compiled"), strict=True)
+    for eager, other in pairs:
+        assert other["train_loss"] == pytest.approx(eager["train_loss"], rel=1e-3)

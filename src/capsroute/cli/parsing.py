@@ -16,16 +16,28 @@ class UsageError(ValueError):
 
 def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any) -> Parsed:
     """A dataclass of options from the command line; tyro's boxed errors become our one line."""
-    boxed = io.StringIO()
+    boxed, help_text = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(boxed):
+        with contextlib.redirect_stderr(boxed), contextlib.redirect_stdout(help_text):
             return tyro.cli(options, prog=f"capsroute {command}", args=arguments, **more)
     except SystemExit as stop:
         if not stop.code:
-            raise  # --help
+            print(_without_none(help_text.getvalue()), end="")
+            raise
         raise UsageError(
             f"{_unboxed(boxed.getvalue())} (see `capsroute {command} --help`)"
         ) from None
+
+
+def _without_none(text: str) -> str:
+    """Help that does not speak Python: an option that is None unless given shows its value alone.
+
+    What is taken out leaves blanks, so that the boxes stay straight.
+    """
+    text = re.sub(r"\{None\}\|(\S+)", lambda m: m[1] + " " * 7, text)
+    text = re.sub(r"\{None,(\S+?)\}", lambda m: f"{{{m[1]}}}" + " " * 5, text)
+    split = re.compile(r"\(default:([\s│]*)None\)")  # may be broken over two lines
+    return split.sub(lambda m: " " * 9 + m[1] + " " * 5, text)
 
 
 def _unboxed(text: str) -> str:

@@ -1,0 +1,103 @@
+"""`capsroute train` as a user meets it: help, presets, and each mistake in one line."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from capsroute.cli import main
+from capsroute.experiments import DEFAULT, list_presets, preset, preset_summary
+
+
+def run(capsys, *arguments):
+    try:
+        main(["train", *map(str, arguments)])
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for index in range(6):
+            shade = 40 * index + (100 if label == "dog" else 0)
+            Image.new("L", (28, 28), shade % 256).save(folder / label / f"{index}.png")
+    return folder
+
+
+def test_help_lists_every_preset_and_groups_the_options(capsys):
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    for name in list_presets():
+        assert name in out and preset_summary(name) in out
+    for text in ("Examples:", "model options", "data options", "optim options", "(default: "):
+        assert text in out
+    assert "None" not in out
+
+
+def test_every_preset_is_a_whole_config():
+    assert list_presets()[0] == DEFAULT
+    for name in list_presets():
+        config = preset(name)
+        assert config.experiment == name and preset_summary(name)
+        json.loads(config.to_json())
+
+
+def test_a_folder_of_images_trains(capsys, images, tmp_path):
+    (images / "cat" / "broken.png").write_bytes(b"not an image")
+    out_folder = tmp_path / "run"
+    arguments = ("--data", images, "--out", out_folder, "--steps", 3, "--batch-size", 4)
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0 and "broken.png" in out and "1 files could not be read" in out
+    summary = json.loads((out_folder / "summary.json").read_text())
+    assert summary["steps"] == 3 and summary["dataset"] == str(images)
+    status, out, err = run(capsys, *arguments, "--seed", 1)
+    assert status == 2 and "another run: `seed` is 0 there and 1 here" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inverted_resnet_cifar10_r3"], "did you mean 'inverted_resnet_cifar10_r2'?"),
+        (["--lrr", "3"], "did you mean --lr?"),
+        (["--optimizer", "sdg"], "invalid choice 'sdg'"),
+        (["--steps", "0"], "`steps` must be at least 1, got 0"),
+        (["--iterations", "0"], "`iterations` must be an integer of at least 1, got 0"),
+        (["--model", "inverted_smal_multimnist"], "did you mean 'inverted_small_multimnist'?"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--data", "cifar10", "--data-root", "nowhere"], "capsroute data download cifar10"),
+        (["--bn-group", "16"], "has no option `bn_group`"),
+        (["--device", "tpu9"], "`device` must be"),
+    ],
+)
+def test_mistakes(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, *arguments)
+    assert status == 2 and message in err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()  # nothing half-written stays behind
+
+
+def test_images_smaller_than_the_crop(capsys, images, tmp_path):
+    status, _, err = run(capsys, "--data", images, "--crop", 40, "--out", tmp_path / "run")
+    assert status == 2 and "crop" in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_crops_train_and_are_evaluated(capsys, images, tmp_path):
+    arguments = ("--data", images, "--crop", 24, "--out", tmp_path / "run", "--steps", 2)
+    assert run(capsys, *arguments, "--batch-size", 4)[0] == 0
+    main(["eval", str(tmp_path / "run")])
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written(capsys, images, tmp_path):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "run"
+    status, _, err = run(capsys, "--data", images, "--out", out, "--steps", 1, "--batch-size", 4)
+    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1
