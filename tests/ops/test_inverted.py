@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import oracle
 from capsroute.ops.inverted import routing_step, tiled
-from capsroute.ops.inverted.api import IMPLEMENTATIONS
 
+# the kernels have tests of their own, in Triton's interpreter and on a GPU
+IMPLEMENTATIONS = ("reference", "tiled")
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
 
 
@@ -164,6 +165,17 @@ def test_the_tiled_step_never_holds_more_than_a_tile_of_votes():
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         routing_step(children, weight, parents, impl="tiled")
     assert sum(saved) <= children.numel() + weight.numel() + parents.numel()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels can run here")
+def test_kernels_that_cannot_run_say_why():
+    (children, weight, parents), stride = random_layer(CASES["conv matrix"])
+    with pytest.raises(ValueError, match="got 'triton': .*(CUDA|float64|installed)"):
+        routing_step(children, weight, parents, stride=stride, impl="triton")
+    with pytest.raises(ValueError, match="got 'triton': .*(CUDA|installed)"):
+        routing_step(
+            children.float(), weight.float(), parents.float(), stride=stride, impl="triton"
+        )
 
 
 def bad_calls():

@@ -55,9 +55,11 @@ def paper_cifar(
 
 @register
 def inverted_small_multimnist() -> Config:
-    """The default: a small model learns overlapping digits on a CPU in a few minutes.
+    """The default: a small model learns overlapping digits on a CPU in four minutes.
 
     `capsroute train`
+
+    Model and recipe were chosen on a validation split (validation=1/6) of the training digits.
     """
     return Config(
         experiment="inverted_small_multimnist",
@@ -65,14 +67,14 @@ def inverted_small_multimnist() -> Config:
         data=DataConfig("diverse_multimnist"),
         optim=OptimConfig(
             optimizer="adam",
-            lr=2e-3,
+            lr=8e-3,
             weight_decay=0.0,
             lr_schedule="cosine",
             warmup=0.05,
         ),
-        batch_size=64,
-        steps=3000,
-        eval_every=500,
+        batch_size=32,
+        steps=13_000,
+        eval_every=2_600,
     )
 
 

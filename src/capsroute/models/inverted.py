@@ -233,14 +233,15 @@ def inverted_vector_multimnist(task: Task, **options: Any) -> InvertedCapsNet:
     InvertedCapsNet,
     "diverse_multimnist",
     iterations=2,
-    parameters=267_761,
+    parameters=151_153,
     paper_accuracy=None,
 )
 def inverted_small_multimnist(task: Task, **options: Any) -> InvertedCapsNet:
     """Ours: a small model for overlapping digits that trains on a CPU; no BatchNorm."""
     backbone = nn.Sequential(
-        *simple_backbone(task.in_channels, 32, kernel_size=5, stride=2, padding=2),
+        *simple_backbone(task.in_channels, 32, kernel_size=5, padding=2),
         *simple_backbone(32, 64),
+        *simple_backbone(64, 128),
     )
-    rows = [Primary(16, kernel_size=3), Conv(16), Linear(task.num_classes)]
+    rows = [Primary(8), Conv(16), Linear(task.num_classes)]
     return InvertedCapsNet(task, backbone, rows, pose_dim=16, **options)

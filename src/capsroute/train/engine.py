@@ -16,6 +16,7 @@ from capsroute.train.build import (
     Runtime,
     build_model,
     has_batch_norm,
+    keep_freed_memory,
     load_data,
     tensorboard,
     train_batches,
@@ -45,6 +46,8 @@ def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> di
         folder.check(config)
         if folder.summary.exists():
             return folder.read_summary()
+        if job.device.type == "cpu":
+            keep_freed_memory()
         dataset = load_data(config, reporter)
         model = build_model(config, dataset).to(job.device)
         batches = train_batches(config, dataset.train.to(job.device), job)

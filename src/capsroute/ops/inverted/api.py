@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-IMPLEMENTATIONS = ("reference", "tiled")
+IMPLEMENTATIONS = ("reference", "tiled", "triton")
 
 
 @overload
@@ -61,7 +61,8 @@ def routing_step(
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
-            them) or `auto`.
+            them), `triton` (fused kernels for CUDA, holds none) or `auto`, which is `tiled` until
+            the kernels have proven themselves on every layer of the paper.
         return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only
             `reference` differentiates through them.
 
@@ -105,7 +106,9 @@ def _dispatch(
         from capsroute.ops.inverted import reference
 
         return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
-    if impl in ("auto", "tiled"):
+    if impl == "triton" and parents is not None:  # the first iteration is a convolution anyway
+        return _triton(children, weight, parents, stride, scale, return_coefficients)
+    if impl in ("auto", "tiled", "triton"):
         from capsroute.ops.inverted import tiled
 
         return tiled.routing_step(
@@ -118,6 +121,26 @@ def _dispatch(
         )
     choices = ", ".join(repr(name) for name in ("auto", *IMPLEMENTATIONS))
     raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
+
+
+def _triton(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor,
+    stride: int,
+    scale: float,
+    return_coefficients: bool,
+) -> tuple[Tensor, Tensor | None]:
+    from capsroute.ops.inverted import triton
+
+    reason = triton.supported(children, weight)
+    if reason is not None:
+        raise ValueError(f"`impl` must be able to run here, got 'triton': {reason}")
+    if return_coefficients:
+        return triton.routing_step_with_coefficients(
+            children, weight, parents, stride=stride, scale=scale
+        )
+    return triton.routing_step(children, weight, parents, stride=stride, scale=scale), None
 
 
 def _pose_size(children: Tensor, weight: Tensor) -> int:

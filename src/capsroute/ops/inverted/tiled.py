@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
-TILE_BYTES = {"cpu": 4 << 20}
+TILE_BYTES = {"cpu": 2 << 20}
 TILE_BYTES_OTHERWISE = 64 << 20
 
 

@@ -1,0 +1,85 @@
+"""Run by test_inverted_triton_interpreter.py in a process with TRITON_INTERPRET=1.
+
+Every tensor that the kernels allocate starts as NaN, so that an element nobody wrote shows.
+"""
+
+import itertools
+import sys
+
+import torch
+import triton_cases as cases
+
+from capsroute.ops.inverted import reference
+from capsroute.ops.inverted import triton as kernels
+
+# bf16 arithmetic is wrong in the interpreter, and torch's bf16 is no numpy type
+DTYPES = (torch.float32, torch.float16)
+# The interpreter has no fused multiply-add, plain PyTorch has: with logits near 20 the second
+# rounding alone is worth a factor of four (the formula as torch loops, without it, errs the same).
+SLACK = {torch.float32: 2.0, torch.float16: 1.0}
+
+
+def poison_allocations():
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poisoned(make):
+        def allocate(*arguments, **options):
+            made = make(*arguments, **options)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return allocate
+
+    torch.empty, torch.empty_like = poisoned(empty), poisoned(empty_like)
+
+
+def check_coefficients(shapes):
+    tensors, stride, scale = cases.layer(shapes, torch.float32, 0)
+    children, weight, parents, _ = tensors
+    options = {"stride": stride, "scale": scale}
+    poses, coefficients = kernels.routing_step_with_coefficients(
+        children, weight, parents, **options
+    )
+    want = reference.routing_step(children, weight, parents, **options)
+    torch.testing.assert_close(poses, want[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(coefficients, want[1], rtol=1e-4, atol=1e-5)
+
+
+def check_operator(shapes):
+    """Schema, fake tensors and autograd registration, as PyTorch checks them."""
+    from capsroute.ops.inverted.triton.operators import inverted_backward, inverted_forward
+
+    (children, weight, parents, cotangent), stride, scale = cases.layer(shapes, torch.float32, 0)
+    weight = weight.transpose(3, 4).contiguous()
+    tensors = [tensor.requires_grad_() for tensor in (children, weight, parents)]
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        inverted_forward, (*tensors, stride, scale, True, False), test_utils=utilities
+    )
+    torch.library.opcheck(
+        inverted_forward, (*tensors, stride, scale, True, True), test_utils=utilities
+    )
+    tensors = [tensor.detach() for tensor in (cotangent, *tensors)]
+    torch.library.opcheck(
+        inverted_backward,
+        (*tensors, stride, scale, True),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def main():
+    check_operator(cases.TINY["conv 2×2, stride 2"])
+    poison_allocations()
+    failed = False
+    for (name, shapes), dtype in itertools.product(cases.TINY.items(), DTYPES):
+        try:
+            cases.check(shapes, dtype, seed=0, slack=SLACK[dtype])
+        except Exception as error:  # name every case that fails, not the first alone
+            failed = True
+            print(f"{name}, {dtype}: {type(error).__name__}: {error}")
+    check_coefficients(cases.TINY["conv 2×2, stride 2"])
+    check_coefficients(cases.TINY["conv vector"])
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
