@@ -9,7 +9,6 @@ process held with the model built (its own process, since a peak cannot be taken
 """
 
 import json
-import platform
 import resource
 import statistics
 import subprocess

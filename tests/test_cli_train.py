@@ -1,6 +1,9 @@
 """`capsroute train` as a user meets it: help, presets, and each mistake in one line."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 from PIL import Image
@@ -53,7 +56,7 @@ def test_a_folder_of_images_trains(capsys, images, tmp_path):
     out_folder = tmp_path / "run"
     arguments = ("--data", images, "--out", out_folder, "--steps", 3, "--batch-size", 4)
     status, out, _ = run(capsys, *arguments)
-    assert status == 0 and "broken.png" in out and "1 files could not be read" in out
+    assert status == 0 and "broken.png" in out and "1 file could not be read" in out
     summary = json.loads((out_folder / "summary.json").read_text())
     assert summary["steps"] == 3 and summary["dataset"] == str(images)
     status, out, err = run(capsys, *arguments, "--seed", 1)
@@ -72,6 +75,12 @@ def test_a_folder_of_images_trains(capsys, images, tmp_path):
         (["--data", "nowhere"], "nowhere"),
         (["--data", "cifar10", "--data-root", "nowhere"], "capsroute data download cifar10"),
         (["--bn-group", "16"], "has no option `bn_group`"),
+        (["--model", "cnn_multimnist", "--schedule", "sequential"], "has no option `schedule`"),
+        (["--loss", "cross_entropy"], "`loss` must allow several classes an image"),
+        (["--epochs", "2", "--steps", "3"], "choose one"),
+        (["--steps", "1e3"], "expected an integer, got '1e3'"),
+        (["--seed", "1", "inverted_simple_cifar10_r4"], "a preset comes first"),
+        (["--device", "meta"], "`device` must be auto, cpu or cuda, got 'meta'"),
         (["--device", "tpu9"], "`device` must be"),
     ],
 )
@@ -87,6 +96,34 @@ def test_images_smaller_than_the_crop(capsys, images, tmp_path):
     status, _, err = run(capsys, "--data", images, "--crop", 40, "--out", tmp_path / "run")
     assert status == 2 and "crop" in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_crops_that_only_padding_allows(capsys, images, tmp_path):
+    """Training pads before it crops, evaluation does not: say so before training, not after."""
+    arguments = ("--data", images, "--crop", 32, "--padding", 4, "--out", tmp_path / "run")
+    status, _, err = run(capsys, *arguments)
+    assert status == 2 and "crop" in err and not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_says_so(capsys, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--data", images, "--epochs", 1, "--batch-size", 4)
+    assert run(capsys, *arguments)[0] == 0
+    summary = tmp_path / "runs" / "inverted_small_multimnist_images" / "summary.json"
+    assert json.loads(summary.read_text())["epochs"] == 1
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0 and "is finished; nothing was trained" in out
+
+
+def test_a_closed_pipe_does_not_end_the_run(images, tmp_path):
+    out = tmp_path / "run"
+    options = f"--data {images} --out {out} --steps 30 --eval-every 1 --batch-size 4"
+    command = f"{sys.executable} -m capsroute train {options} | head -n 1"
+    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=120)
+    deadline = time.monotonic() + 60
+    while not (out / "summary.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert json.loads((out / "summary.json").read_text())["steps"] == 30
 
 
 def test_crops_train_and_are_evaluated(capsys, images, tmp_path):

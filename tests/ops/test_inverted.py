@@ -170,9 +170,9 @@ def test_the_tiled_step_never_holds_more_than_a_tile_of_votes():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels can run here")
 def test_kernels_that_cannot_run_say_why():
     (children, weight, parents), stride = random_layer(CASES["conv matrix"])
-    with pytest.raises(ValueError, match="got 'triton': .*(CUDA|float64|installed)"):
+    with pytest.raises(ValueError, match=r"got 'triton': .*(CUDA|float64|installed)"):
         routing_step(children, weight, parents, stride=stride, impl="triton")
-    with pytest.raises(ValueError, match="got 'triton': .*(CUDA|installed)"):
+    with pytest.raises(ValueError, match=r"got 'triton': .*(CUDA|installed)"):
         routing_step(
             children.float(), weight.float(), parents.float(), stride=stride, impl="triton"
         )

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train import engine
 from capsroute.train.build import Runtime, build_model, load_data
+from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import ModelConfig, OptimConfig, load_config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
 from capsroute.train.reporting import Reporter
+from capsroute.train.step import TrainStep
 
 CPU = Runtime(device="cpu")
 TIMES = ("seconds", "images_per_second")
@@ -125,20 +126,50 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(config, tmp_p
     assert any(not torch.equal(saved[key], value) for key, value in state["model"].items())
 
 
-def test_bfloat16(with_changes, tmp_path):
-    run(with_changes(dtype="bfloat16", steps=2), tmp_path / "run")
+def test_bfloat16_follows_float32(with_changes, config, tmp_path):
+    plain = dataclasses.replace(config.model, initial_poses=None)
+    for dtype in ("float32", "bfloat16"):
+        run(with_changes(model=plain, dtype=dtype), tmp_path / dtype)
+    exact, low = metrics(tmp_path / "float32"), metrics(tmp_path / "bfloat16")
+    assert exact != low
+    for one, other in zip(exact, low, strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(with_changes, config, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "LOOK_EVERY", 1)
+class PoisonAfter(Reporter):
+    """Makes a weight infinite after some step, as an infinite gradient would."""
+
+    def __init__(self, monkeypatch, step):
+        original = TrainStep.__call__
+
+        def poisoned(self, number, *arguments, **options):
+            original(self, number, *arguments, **options)
+            if number == step:
+                with torch.no_grad():
+                    next(self.bare.parameters()).fill_(float("inf"))
+
+        monkeypatch.setattr(TrainStep, "__call__", poisoned)
+
+
+@pytest.mark.parametrize("step", [4, 5, 7])
+def test_weights_that_are_not_finite_stop_the_run_before_they_are_saved(
+    config, tmp_path, monkeypatch, step
+):
+    """Checkpoints every 2 steps; a step's loss is finite until the weights are used again."""
+    out = tmp_path / "run"
+    with pytest.raises(DivergedError, match=r"not finite in step \d.*checkpoint is kept.*`--lr`"):
+        run(config, out, PoisonAfter(monkeypatch, step))
+    kept = torch.load(out / "state.pt", weights_only=True)
+    assert kept["step"] == step // 2 * 2
+    assert all(torch.isfinite(value).all() for value in kept["model"].values())
+    assert load_model(out / "model.safetensors") is not None
+    assert not (out / "summary.json").exists()
+
+
+def test_a_wild_learning_rate_is_named_as_the_cause(config, tmp_path, with_changes):
     wild = dataclasses.replace(config.optim, optimizer="sgd", lr=1e30, lr_schedule="constant")
-    with pytest.raises(DivergedError, match=r"not finite in step \d+; .* lower `--lr`"):
+    with pytest.raises(DivergedError, match=r"not finite in step \d+.* lower `--lr`"):
         run(with_changes(optim=wild), tmp_path / "run")
-    assert not (tmp_path / "run" / "summary.json").exists()
-    state = tmp_path / "run" / "state.pt"
-    if state.exists():
-        kept = torch.load(state, weights_only=True)["model"]
-        assert all(torch.isfinite(value).all() for value in kept.values())
 
 
 class TestFolders:
@@ -157,6 +188,23 @@ class TestFolders:
         self.refused(with_changes(seed=3), out, "another run: `seed` is 0 there and 3 here")
         slower = dataclasses.replace(config.optim, lr=0.5)
         self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here")
+
+    def test_a_folder_in_use(self, config, tmp_path):
+        folder = RunFolder(tmp_path / "run")
+        folder.claim(config)
+        self.refused(config, tmp_path / "run", "that no other process is running")
+        folder.release()
+
+    def test_a_folder_whose_run_never_began_is_free(self, config, tmp_path, with_changes):
+        folder = RunFolder(tmp_path / "run")
+        folder.claim(with_changes(seed=7))
+        folder.release()
+        run(config, tmp_path / "run")
+        assert load_config(tmp_path / "run" / "config.json") == config
+
+    def test_a_config_that_is_not_one(self, config, tmp_path):
+        (tmp_path / "config.json").write_text("[]")
+        self.refused(config, tmp_path, r"must be a run's config.json, got list")
 
     def test_a_folder_with_other_files(self, config, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
@@ -191,6 +239,8 @@ class TestFolders:
             def __reduce__(self):
                 return (open, (str(tmp_path / "owned"), "w"))
 
+        torch.save({"step": 3}, stopped / "state.pt")
+        self.refused(config, stopped, "it is no checkpoint of a run")
         torch.save({"step": Attack()}, stopped / "state.pt")
         self.refused(config, stopped, "is damaged")
         assert not (tmp_path / "owned").exists()
@@ -221,6 +271,9 @@ def test_initial_weights_follow_the_seed(config):
         ({"steps": 0}, "`steps` must be at least 1, got 0"),
         ({"optim": OptimConfig(lr=-1.0)}, "`lr` must not be negative, got -1.0"),
         ({"optim": OptimConfig(ema=1.0)}, r"`ema` must be in \[0, 1\), got 1.0"),
+        ({"optim": OptimConfig(lr=float("nan"))}, "`lr` must not be negative, got nan"),
+        ({"sync_bn": True, "model": ModelConfig(bn_group=16)}, "`bn_group` must not be given"),
+        ({"sync_bn": True, "optim": OptimConfig(accumulate=2)}, "`accumulate` must be 1 with"),
         ({"optim": OptimConfig(accumulate=9)}, r"`accumulate` must be between 1 and .* got 9"),
     ],
 )
@@ -233,6 +286,7 @@ def test_losses_that_do_not_fit_are_refused(with_changes, config, tmp_path):
     smoothed = OptimConfig(loss="margin", label_smoothing=0.1)
     with pytest.raises(ValueError, match="`label_smoothing` must be 0 with the margin loss"):
         run(with_changes(optim=smoothed), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     unknown = with_changes(model=ModelConfig("inverted_smal_multimnist"))
     with pytest.raises(ValueError, match="did you mean 'inverted_small_multimnist'"):
         run(unknown, tmp_path / "other")
@@ -255,4 +309,5 @@ def test_a_compiled_run_follows_the_eager_one(config, tmp_path, with_changes):
     train(short, tmp_path / "compiled", Runtime("cpu", compile=True), Reporter())
     pairs = zip(metrics(tmp_path / "eager"), metrics(tmp_path / "compiled"), strict=True)
     for eager, other in pairs:
-        assert other["train_loss"] == pytest.approx(eager["train_loss"], rel=1e-3)
+        for key in ("train_loss", "val_loss", "test_loss"):
+            assert other[key] == pytest.approx(eager[key], rel=1e-3), key

@@ -29,6 +29,13 @@ def test_cosine_schedule_with_warmup():
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
+@pytest.mark.parametrize("steps", [10, 30, 50])
+def test_warmup_never_exceeds_the_learning_rate(steps):
+    config = OptimConfig(lr=1.0, lr_schedule="constant", warmup=0.05)
+    rates = [learning_rate(config, step, steps, 10) for step in range(steps)]
+    assert max(rates) == 1.0 and rates == sorted(rates)
+
+
 def test_constant_schedule():
     config = OptimConfig(lr=0.3, lr_schedule="constant")
     assert {learning_rate(config, step, 100, 10) for step in (0, 50, 99)} == {0.3}

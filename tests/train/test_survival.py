@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+import torch
 from commands import metrics, options, run, start
 
 
@@ -30,10 +31,11 @@ def test_killed_at_ten_random_moments(image_folder, tmp_path):
     duration = time.monotonic() - started
     seed = random.randrange(10**6)
     moments = random.Random(seed)
-    kills = 0
-    while kills < 10:
+    kills = after_a_checkpoint = 0
+    while kills < 10 or after_a_checkpoint < 3:
         finished = kill_after(options(image_folder, killed), moments.uniform(0, duration))
         kills += not finished
+        after_a_checkpoint += not finished and (killed / "state.pt").exists()
         if finished:  # too late to be killed: that run was whole, begin another
             assert_same(killed, whole, seed)
             shutil.rmtree(killed)
@@ -60,7 +62,7 @@ def test_a_signal_saves_and_says_how_to_resume(image_folder, tmp_path, signum, s
     process.send_signal(signum)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == status
-    assert f"Resume with: capsroute train --data {image_folder}" in output
+    assert f"Resume with capsroute train --data {image_folder}" in output
 
 
 def test_two_processes_reach_the_losses_of_one(image_folder, tmp_path):
@@ -72,6 +74,25 @@ def test_two_processes_reach_the_losses_of_one(image_folder, tmp_path):
     for alone, together in zip(one, two, strict=True):
         assert together["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
         assert together["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-4)
+
+
+def test_two_processes_stopped_between_evaluations_go_on(image_folder, tmp_path):
+    """Torchrun passes the signal on; sums over both processes survive in one checkpoint."""
+    changes = {"steps": 300, "eval_every": 100, "checkpoint_every": 100_000, "batch_size": 7}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(options(image_folder, whole, **changes), processes=2)
+    job = start(options(image_folder, cut, **changes), processes=2)
+    while (
+        len((cut / "metrics.jsonl").read_text()) == 0 if (cut / "metrics.jsonl").exists() else True
+    ):
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0 and output.count("Resume with the same torchrun command") == 1
+    assert 100 < torch.load(cut / "state.pt", weights_only=True)["step"] < 300
+    run(options(image_folder, cut, **changes), processes=2)
+    assert metrics(cut) == metrics(whole)
 
 
 def children_of(pid):

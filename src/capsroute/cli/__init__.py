@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     try:
         _dispatch(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # `capsroute models | head`
         sys.stderr.close()
         sys.exit(0)

@@ -60,7 +60,6 @@ For example:
 in ~/.cache/capsroute, unless --root is given."""
 
 MOST_SHOWN = 2500
-NAMED_SKIPPED = 20
 
 FLAGS = (tyro.conf.FlagCreatePairsOff,)
 """For `parse`: `--strict` without a `--no-strict` beside it."""
@@ -159,14 +158,8 @@ def captions(dataset: Dataset, targets: Tensor) -> list[str]:
 
 def report_skipped(dataset: Dataset) -> None:
     """Name on stderr the files of a folder that could not be read, and count them."""
-    for path, reason in dataset.skipped[:NAMED_SKIPPED]:
-        print(f"skipped {path}: {reason}", file=sys.stderr)
-    if dataset.skipped:
-        hidden = len(dataset.skipped) - NAMED_SKIPPED
-        more = f", {hidden} of them not named here" if hidden > 0 else ""
-        count = len(dataset.skipped)
-        files = "1 file" if count == 1 else f"{count} files"
-        print(f"{files} could not be read and were left out{more}", file=sys.stderr)
+    for line in dataset.skipped_lines():
+        print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)

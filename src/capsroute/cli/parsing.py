@@ -50,6 +50,10 @@ def _unboxed(text: str) -> str:
     suggestion = re.search(
         r"(?:Perhaps you meant|Similar arguments)[^-]*(--[\w.-]+)", " ".join(others)
     )
+    first = re.sub(
+        r"invalid literal for int\(\) with base 10: ", "expected an integer, got ", first
+    )
+    first = re.sub(r"could not convert string to float: ", "expected a number, got ", first)
     return one_line(first) + (f"; did you mean {suggestion[1]}?" if suggestion else "")
 
 

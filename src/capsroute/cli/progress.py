@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -70,7 +71,10 @@ class LineReporter(ScreenReporter):
         self.message(_evaluation(record))
 
     def message(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # whoever read the lines has gone; the run goes on
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (for the rest of the process)
 
 
 class LiveReporter(ScreenReporter):

@@ -1,11 +1,13 @@
 """`capsroute train`"""
 
+import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -33,20 +35,34 @@ class Options:
 def main(arguments: list[str]) -> None:
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
-    out = options.out or Path("runs") / options.config.experiment
+    config = _named(options.config, name)
+    out = options.out or Path("runs") / config.experiment
     reporter = make_reporter()
-    command = shlex.join(["capsroute", "train", *arguments])
+    first = int(os.environ.get("RANK", "0")) == 0
     try:
         with reporter:
-            summary = train(options.config, out, options.runtime, reporter)
+            summary = train(config, out, options.runtime, reporter)
     except Interrupted as stop:
-        print(f"{stop}; a checkpoint is in {out}. Resume with: {command}", file=sys.stderr)
+        if first:
+            how = _resume_command(arguments)
+            print(f"{stop}; a checkpoint is in {out}. Resume with {how}", file=sys.stderr)
         sys.exit(128 + stop.signum)
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except torch.OutOfMemoryError:
+        raise UsageError(
+            f"out of memory with `--batch-size` {config.batch_size}: try a smaller one, or "
+            "`--accumulate 2`, which takes a batch in pieces"
+        ) from None
     if summary:  # the first process's
         _print_summary(summary, out)
+
+
+def _resume_command(arguments: list[str]) -> str:
+    if "RANK" in os.environ:
+        return "the same torchrun command"
+    return shlex.join(["capsroute", "train", *arguments])
 
 
 def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
@@ -58,14 +74,31 @@ def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _parse(name: str, arguments: list[str]) -> Options:
-    return parse(
-        Options,
-        "train [PRESET]",
-        arguments,
-        default=Options(preset(name)),
-        description=_description(name),
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    if "--epochs" in arguments and "--steps" in arguments:
+        raise UsageError("`--epochs` and `--steps` both give the length of the run: choose one")
+    try:
+        return parse(
+            Options,
+            "train",
+            arguments,
+            default=Options(preset(name)),
+            description=_description(name),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    except UsageError as error:
+        if late := [argument for argument in arguments if argument in list_presets()]:
+            raise UsageError(f"{error}; a preset comes first: capsroute train {late[0]}") from None
+        raise
+
+
+def _named(config: Config, name: str) -> Config:
+    """Another model or other data make another experiment, unless the user named it."""
+    planned = preset(name)
+    same = (config.model.model, config.data.data) == (planned.model.model, planned.data.data)
+    if same or config.experiment != planned.experiment:
+        return config
+    data = Path(config.data.data).expanduser().resolve().name
+    return replace(config, experiment=f"{config.model.model}_{data}")
 
 
 def _description(name: str) -> str:

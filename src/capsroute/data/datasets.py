@@ -55,6 +55,16 @@ class Dataset:
     skipped: tuple[Skipped, ...] = ()
     """Files of a folder that could not be read."""
 
+    def skipped_lines(self, most: int = 20) -> list[str]:
+        """The files that were skipped, at most so many by name, and a count at the end."""
+        lines = [f"skipped {file.path}: {file.reason}" for file in self.skipped[:most]]
+        if self.skipped:
+            count = len(self.skipped)
+            files = "1 file" if count == 1 else f"{count} files"
+            more = f", {count - most} of them not named here" if count > most else ""
+            lines.append(f"{files} could not be read and were left out{more}")
+        return lines
+
 
 def list_datasets() -> tuple[str, ...]:
     """The names that `load_dataset` knows."""

@@ -36,19 +36,12 @@ def paper_cifar(
     experiment: str,
     data: str,
     model: ModelConfig,
-    *,
-    optimizer: str = "sgd",
-    lr: float = 0.1,
-    weight_decay: float = 5e-4,
 ) -> Config:
     """The paper's recipe on CIFAR: 350 epochs of 128, ÷10 at 150 and 250, crops and flips."""
     return Config(
         experiment=experiment,
         model=model,
         data=DataConfig(data=data, padding=4, flip=True),
-        optim=OptimConfig(
-            optimizer="adam" if optimizer == "adam" else "sgd", lr=lr, weight_decay=weight_decay
-        ),
         dtype="bfloat16",
     )
 
@@ -73,8 +66,7 @@ def inverted_small_multimnist() -> Config:
             warmup=0.05,
         ),
         batch_size=32,
-        steps=13_000,
-        eval_every=2_600,
+        epochs=6,
     )
 
 

@@ -11,5 +11,7 @@ class SharedClassifier(nn.Linear):
         super().__init__(pose_dim, 1)
 
     def forward(self, poses: Tensor) -> Tensor:
-        logits = super().forward(poses).squeeze(-1)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # a handful of numbers an image: bf16 would make ties of close classes
+        with torch.autocast(poses.device.type, enabled=False):
+            wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+            return super().forward(wide).squeeze(-1)

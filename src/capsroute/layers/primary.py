@@ -32,7 +32,7 @@ class PrimaryCaps(nn.Module):
     Takes features (B, C, H, W) and returns poses (B, H', W', capsules, pose_dim).
 
     Args:
-        normalization: `layer` (the paper), `squash` (dynamic routing) or `none` (ablation A).
+        normalization: `layer` (the paper) or `squash` (dynamic routing).
     """
 
     def __init__(
@@ -47,10 +47,8 @@ class PrimaryCaps(nn.Module):
         normalization: str = "layer",
     ) -> None:
         super().__init__()
-        if normalization not in ("layer", "squash", "none"):
-            raise ValueError(
-                f"`normalization` must be 'layer', 'squash' or 'none', got {normalization!r}"
-            )
+        if normalization not in ("layer", "squash"):
+            raise ValueError(f"`normalization` must be 'layer' or 'squash', got {normalization!r}")
         self.capsules, self.pose_dim, self.normalization = capsules, pose_dim, normalization
         self.conv = nn.Conv2d(in_channels, capsules * pose_dim, kernel_size, stride, bias=bias)
         if normalization == "layer":
@@ -63,4 +61,4 @@ class PrimaryCaps(nn.Module):
         poses = channels.unflatten(-1, (self.capsules, self.pose_dim))
         if self.normalization == "layer":
             return self.norm(poses)
-        return squash(poses) if self.normalization == "squash" else poses
+        return squash(poses)

@@ -47,7 +47,7 @@ def _after(layer: ConvCaps | LinearCaps) -> str:
 
 
 def _primary(m: PrimaryCaps) -> str:
-    last = {"layer": "\nLayer Norm", "squash": "\nSquash", "none": ""}[m.normalization]
+    last = {"layer": "\nLayer Norm", "squash": "\nSquash"}[m.normalization]
     return f"{_conv(m.conv)}\nCapsules reshape{last}"
 
 

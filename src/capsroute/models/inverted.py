@@ -88,9 +88,10 @@ class InvertedCapsNet(CapsuleClassifier):
         impl: str = "auto",
     ) -> None:
         super().__init__(task)
-        if activations and initial_poses != "zeros":
+        if activations and (initial_poses, impl) != ("zeros", "auto"):
             raise ValueError(
-                f"`initial_poses` must be 'zeros' with `activations`, got {initial_poses!r}"
+                "`initial_poses` and `impl` must be 'zeros' and 'auto' with `activations`, "
+                f"got {initial_poses!r} and {impl!r}"
             )
         options: dict[str, Any] = {"pose": pose, "layer_norm": layer_norm, "scale": scale}
         if not activations:

@@ -63,5 +63,6 @@ def dynamic_routing(
             )
             poses = squash(poses)
             observe(poses, coefficients)
-        total = poses if total is None else total + poses
+        wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+        total = wide if total is None else total + wide
     return poses

@@ -1,6 +1,7 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
 import ctypes
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from capsroute.data import Augment, Dataset, Split, TrainBatches, load_dataset
+from capsroute.data import Augment, Dataset, EvalBatches, Split, TrainBatches, load_dataset
 from capsroute.models import create_model
 from capsroute.models.base import ImageClassifier
 from capsroute.train.config import Config
@@ -27,6 +28,13 @@ class Runtime:
     """Compile the model with torch.compile."""
     tensorboard: bool = False
     """Write TensorBoard files too (extra `tensorboard`)."""
+
+
+def check_tensorboard() -> None:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
+        )
 
 
 def keep_freed_memory() -> None:
@@ -69,10 +77,8 @@ def load_data(config: Config, reporter: Reporter) -> Dataset:
         validation=data.validation,
         seed=config.seed,
     )
-    for skipped in dataset.skipped:
-        reporter.message(f"skipped {skipped.path}: {skipped.reason}")
-    if dataset.skipped:
-        reporter.message(f"{len(dataset.skipped)} files could not be read and were skipped")
+    for line in dataset.skipped_lines():
+        reporter.message(line)
     return dataset
 
 
@@ -89,6 +95,13 @@ def train_batches(config: Config, split: Split, job: Processes) -> TrainBatches:
     )
     batches.render(batches.plan(0)[:1].to(split.device if split.resident else "cpu"))  # or raise
     return batches
+
+
+def check_evaluation(config: Config, dataset: Dataset) -> None:
+    """Raise now what would be raised after the first hours of training."""
+    for split in (dataset.validation, dataset.test):
+        if split is not None:
+            next(iter(EvalBatches(split, 1, crop=config.data.crop)))
 
 
 def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:
@@ -108,11 +121,8 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def tensorboard(path: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
-        ) from None
-    return SummaryWriter(str(path))
+def tensorboard(path: Path, step: int) -> Any:
+    """A writer that continues after `step`, dropping what was written beyond it."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(path), purge_step=step)

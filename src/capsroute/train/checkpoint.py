@@ -5,6 +5,7 @@ temporary name, synced and renamed, so the last good one stays until the next is
 `model.safetensors` is what a user takes away; it follows from the state and is never read back.
 """
 
+import fcntl
 import json
 import os
 import zipfile
@@ -16,9 +17,13 @@ from torch import Tensor
 
 from capsroute.train.config import Config, differences, read_json
 
+STATE_KEYS = {"model", "optimizer", "average", "totals", "step", "seconds", "rng"}
+
 
 class RunFolder:
     """The files of one run."""
+
+    lock: int | None = None  # a file descriptor
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,10 +40,10 @@ class RunFolder:
             raise ValueError(f"`out` must be a folder, got {self.path}: it is a file")
         if self.config.exists():
             different = differences(config, read_json(self.config))
-            if different:
+            if different and self.has_progress():
                 raise ValueError(
                     f"`out` must be a new folder or this run's, got {self.path}, which holds "
-                    f"another run: {different[0]}"
+                    f"another run: {different[0]}; choose a folder with --out"
                 )
             return
         if self.path.exists() and any(path.suffix != ".tmp" for path in self.path.iterdir()):
@@ -46,13 +51,31 @@ class RunFolder:
                 f"`out` must be a new folder or a run's, got {self.path}: it holds other files"
             )
 
+    def has_progress(self) -> bool:
+        """Whether a run got as far as a checkpoint or a number here."""
+        return self.state.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+
     def claim(self, config: Config) -> None:
-        """Make the folder this config's. Overwrites nothing."""
+        """Make the folder this config's, and this process's while it lives."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.config.exists() or differences(config, read_json(self.config)):
+            write_whole(self.config, config.to_json().encode())
+        self.lock = os.open(self.config, os.O_RDONLY)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+        except OSError:
+            self.release()
+            raise ValueError(
+                f"`out` must be a folder that no other process is running, got {self.path}"
+            ) from None
         for leftover in self.path.glob(".*.tmp*"):  # of a process that was killed while writing
             leftover.unlink()
-        if not self.config.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.config, config.to_json().encode())
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def save_state(self, state: dict[str, Any]) -> None:
         temporary = self.state.with_name(".state.pt.tmp")
@@ -69,7 +92,7 @@ class RunFolder:
             ) from error
         _sync_folder(self.path)
 
-    def load_state(self, device: torch.device) -> dict[str, Any] | None:
+    def load_state(self) -> dict[str, Any] | None:
         """The last checkpoint, or None before the first; a damaged one is an error."""
         if not self.state.exists():
             return None
@@ -78,7 +101,10 @@ class RunFolder:
                 damaged = archive.testzip()  # compares every entry with its checksum
             if damaged is not None:
                 raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
-            state = torch.load(self.state, map_location=device, weights_only=True)
+            # on the CPU; whoever takes a part moves it. Adam counts its steps there on purpose
+            state = torch.load(self.state, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict) or STATE_KEYS - state.keys():
+                raise ValueError("it is no checkpoint of a run")
         except Exception as error:  # whatever a flipped bit makes of it
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ValueError(
@@ -103,9 +129,9 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except OSError as error:  # a full disk names no file
         temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(f"could not write {path}: {error}") from error
 
 
 def _sync_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ class ModelConfig:
     """A name that `capsroute models` lists."""
     iterations: int | None = None
     """Routing iterations; the model's own unless given."""
-    routing: Literal["concurrent", "sequential"] | None = None
+    schedule: Literal["concurrent", "sequential"] | None = None
     """Which layer routes when (inverted models)."""
     bn_group: int | None = None
     """Images a BatchNorm group sees (ResNet backbones); 16 is the paper's recipe."""
@@ -29,7 +30,6 @@ class ModelConfig:
     def options(self) -> dict[str, Any]:
         """Keyword arguments for `create_model`: what was given."""
         given = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "model"}
-        given["schedule"] = given.pop("routing")
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -136,8 +136,15 @@ class Config:
                 f"got {self.optim.accumulate}"
             )
         for name in ("lr", "weight_decay", "clip"):
-            if getattr(self.optim, name) < 0:
+            if not 0 <= getattr(self.optim, name) < math.inf:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self.optim, name)}")
+        if self.sync_bn and self.model.bn_group is not None:
+            raise ValueError(
+                f"`bn_group` must not be given with `sync_bn`, got {self.model.bn_group}"
+            )
+        if self.sync_bn and self.optim.accumulate > 1:
+            # shares of a batch may differ by an image, and then so may their numbers of pieces
+            raise ValueError(f"`accumulate` must be 1 with `sync_bn`, got {self.optim.accumulate}")
         for name in ("ema", "label_smoothing", "warmup", "momentum"):
             if not 0 <= getattr(self.optim, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self.optim, name)}")
@@ -171,9 +178,12 @@ def load_config(path: Path) -> Config:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file of a run, or a one-line ValueError that names it."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be a run's {path.name}: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must be a run's {path.name}, got {type(value).__name__}")
+    return value
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """One process or many: torchrun's environment, and the few collectives that training needs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,20 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give every process the first one's buffers (BatchNorm's running statistics)."""
+    def same(self, what: str, value: Any) -> Any:
+        """The value, if every process has it; nodes without a common folder do not."""
+        values = self.gather(value)
+        if any(other != value for other in values):
+            raise ValueError(
+                f"`out` must be a folder that all processes share: {what} differs ({values})"
+            )
+        return value
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's values."""
         if self.world > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def barrier(self) -> None:
         if self.world > 1:
@@ -61,11 +70,11 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     where = choose_device(device, local)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
     if world == 1:
         yield Processes(0, 1, where)
         return
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
         yield Processes(rank, world, where)
@@ -80,7 +89,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"`device` must be available, got {name!r}: PyTorch sees no GPU here")
     if device.type == "cuda" and device.index is None:

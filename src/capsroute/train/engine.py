@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from capsroute.data import Dataset, EvalBatches, Split, TrainBatches
-from capsroute.models.base import ImageClassifier
+from capsroute.data import Dataset, EvalBatches, Split
 from capsroute.models.weights import save_model
 from capsroute.train.build import (
     Runtime,
     build_model,
+    check_evaluation,
+    check_tensorboard,
     has_batch_norm,
     keep_freed_memory,
     load_data,
@@ -32,11 +33,11 @@ from capsroute.train.reporting import Reporter
 from capsroute.train.step import TrainStep, learning_rate
 
 LOOK_EVERY = 50  # steps between looks at the running loss; each look waits for the device
-CURVES_EVERY = 10.0  # seconds; drawing takes longer than a short epoch on a GPU
+DRAWING_SHARE = 20.0  # curves are drawn when that many times the time it takes has passed
 
 
 class DivergedError(Exception):
-    """The loss is not finite any more."""
+    """The loss, or the weights, are not finite any more."""
 
 
 def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> dict[str, Any]:
@@ -44,20 +45,21 @@ def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> di
     with processes(runtime.device) as job, stop_signals() as stop:
         folder = RunFolder(out)
         folder.check(config)
-        if folder.summary.exists():
-            return folder.read_summary()
+        if job.same("whether the run is finished", folder.summary.exists()):
+            reporter.message(f"{out} is finished; nothing was trained")
+            return folder.read_summary() if job.first else {}
         if job.device.type == "cpu":
             keep_freed_memory()
-        dataset = load_data(config, reporter)
-        model = build_model(config, dataset).to(job.device)
-        batches = train_batches(config, dataset.train.to(job.device), job)
-        if job.first:  # nothing is written before the parts are known to fit
-            folder.claim(config)
-        job.barrier()
-        run = _Run(config, folder, runtime, reporter, job, model, batches)
-        run.resume()
-        run.loop(dataset, stop)
-        return run.finish()
+        run = _Run(config, folder, runtime, reporter, job, load_data(config, reporter))
+        try:
+            if job.first:  # nothing is written before the parts are known to fit
+                folder.claim(config)
+            job.barrier()
+            run.resume()
+            run.loop(stop)
+            return run.finish()
+        finally:
+            run.close()
 
 
 class _Run:
@@ -70,61 +72,72 @@ class _Run:
         runtime: Runtime,
         reporter: Reporter,
         job: Processes,
-        model: ImageClassifier,
-        batches: TrainBatches,
+        dataset: Dataset,
     ) -> None:
         self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
-        self.model, self.batches = model, batches
-        self.epoch_steps = batches.steps_per_epoch
+        check_evaluation(config, dataset)
+        self.model = build_model(config, dataset).to(job.device)
+        self.batches = train_batches(config, dataset.train.to(job.device), job)
+        self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
-        self.train_step = TrainStep(wrap(model, job, runtime, config), model, config, job.world)
+        held = {"val": dataset.validation, "test": dataset.test}
+        self.held_out = {k: split.to(job.device) if split else None for k, split in held.items()}
+        wrapped = wrap(self.model, job, runtime, config)
+        self.train_step = TrainStep(wrapped, self.model, config, job.world)
         self.metrics = MetricsFile(folder.metrics)
         self.records: list[dict[str, Any]] = []
-        self.step, self.seconds, self.drawn = 0, 0.0, 0.0
-        self.board = tensorboard(folder.path) if runtime.tensorboard and job.first else None
-        if job.world > 1 and job.device.type == "cpu" and has_batch_norm(model):
+        self.step, self.seconds, self.draw_again = 0, 0.0, 0.0
+        self.board: Any = None
+        self.wants_board = runtime.tensorboard and job.first
+        if self.wants_board:
+            check_tensorboard()
+        if job.world > 1 and job.device.type == "cpu" and has_batch_norm(self.model):
             reporter.message("BatchNorm statistics are per process on a CPU")
 
     def resume(self) -> None:
         """Go back to the last checkpoint; metrics after it will be measured again."""
         torch.manual_seed(self.config.seed + 1_000_003 * (1 + self.job.rank))
-        state = self.folder.load_state(self.job.device)
+        state = self.folder.load_state()
         if state is not None:
             self.train_step.load_state_dict(state)
             self.step, self.seconds = state["step"], state["seconds"]
+            if self.job.first:  # the sums over all processes
+                self.train_step.totals.sums.copy_(state["totals"])
             if self.job.rank < len(state["rng"]):
                 restore_rng(state["rng"][self.job.rank])
+        self.job.same("the last checkpoint", self.step)
         if self.job.first:
             self.records = self.metrics.forget_after(self.step)
+        if self.wants_board:
+            self.board = tensorboard(self.folder.path, self.step)
         self.job.barrier()
 
-    def loop(self, dataset: Dataset, stop: list[int]) -> None:
+    def loop(self, stop: list[int]) -> None:
         config = self.config
         eval_every = config.eval_every or self.epoch_steps
         checkpoint_every = config.checkpoint_every or eval_every
+        # signals reach processes at different times; they agree now and then, and stop together
+        agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
         self.reporter.start(self.step, self.steps, self.epoch_steps)
         self.model.train()
         started = time.perf_counter()
         while self.step < self.steps:
             self.one_step()
+            self.reporter.step(self.step)
             last = self.step == self.steps
-            if self.step % LOOK_EVERY == 0 or last:
-                self.look(time.perf_counter() - started + self.seconds)
-            else:
-                self.reporter.step(self.step)
+            stopping = self.step % agree_every == 0 and self.job.any(bool(stop)) and not last
             evaluate = last or self.step % eval_every == 0
-            # signals reach processes at different times; they agree now and then, and stop together
-            agree = self.job.world == 1 or self.step % 10 == 0
-            stopping = agree and self.job.any(bool(stop)) and not last
             if evaluate or stopping or self.step % checkpoint_every == 0:
                 self.seconds += self.clock(started)
+                self.look(self.seconds)
                 if evaluate:
-                    self.look(self.seconds)
-                    self.evaluate(dataset)
+                    self.evaluate()
                 self.save()
                 if stopping:
                     raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
                 started = time.perf_counter()
+            elif self.step % LOOK_EVERY == 0:
+                self.look(self.seconds + time.perf_counter() - started)
 
     def one_step(self) -> None:
         images, targets = self.batches.batch(self.step)
@@ -140,18 +153,20 @@ class _Run:
     def clock(self, started: float) -> float:
         """Seconds since `started`, the device's work included."""
         if self.job.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.job.device)
         return time.perf_counter() - started
 
     def look(self, seconds: float) -> None:
-        """Read the running averages; stop if the loss was not finite in any process."""
-        bad = self.job.gather(int(self.train_step.first_bad_step.item()))
-        bad = [step for step in bad if step >= 0]
-        if bad:
+        """Read the running averages; stop if loss or weights are not finite in any process."""
+        bad = int(self.train_step.first_bad_step.item())
+        if bad < 0 and not self.train_step.is_finite():
+            bad = self.step - 1
+        found = [step for step in self.job.gather(bad) if step >= 0]
+        if found:
+            kept = "; the last good checkpoint is kept" if self.folder.state.exists() else ""
             raise DivergedError(
-                f"the loss was not finite in step {min(bad)}; the last good checkpoint is kept "
-                f"in {self.folder.path}. Try a lower `--lr`, `--clip 1` or `--dtype float32`, "
-                "in a new folder"
+                f"loss or weights were not finite in step {min(found)}{kept} ({self.folder.path}). "
+                "Try a lower `--lr`, `--clip 1` or `--dtype float32`, in a new folder"
             )
         loss, accuracy = self.train_step.totals.averages(self.train_step.totals.sums)
         rate = self.images_seen() / max(seconds, 1e-9)
@@ -162,7 +177,7 @@ class _Run:
         size = len(self.batches.split)
         return epochs * size + min(rest * self.config.batch_size, size)
 
-    def evaluate(self, dataset: Dataset) -> None:
+    def evaluate(self) -> None:
         """Measure, write a line of metrics, draw the curves, start the averages anew."""
         totals = self.train_step.totals
         loss, accuracy = totals.averages(self.job.sum(totals.sums.clone()))
@@ -174,7 +189,7 @@ class _Run:
             "train_loss": loss,
             "train_accuracy": accuracy,
         }
-        for name, split in (("val", dataset.validation), ("test", dataset.test)):
+        for name, split in self.held_out.items():
             measured = (None, None) if split is None else self.measure(split)
             record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
         record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
@@ -184,9 +199,10 @@ class _Run:
         if not self.job.first:
             return
         self.metrics.append(record)
-        if time.monotonic() - self.drawn > CURVES_EVERY or self.step == self.steps:
+        began = time.monotonic()
+        if began > self.draw_again or self.step == self.steps:
             draw_curves(self.records, self.folder.curves, self.config.experiment)
-            self.drawn = time.monotonic()
+            self.draw_again = began + DRAWING_SHARE * (time.monotonic() - began)
         if self.board is not None:
             for key, value in record.items():
                 if isinstance(value, float):
@@ -196,10 +212,10 @@ class _Run:
     def measure(self, split: Split) -> tuple[float, float]:
         """(mean loss, accuracy in percent) of the weights, or of their average where kept."""
         job, model = self.job, self.model
-        job.share_buffers(model)
+        job.share(self.train_step.buffers())
         weights = self.evaluated_weights()
         batches = EvalBatches(
-            split.to(job.device),
+            split,
             self.config.eval_batch_size,
             rank=job.rank,
             world=job.world,
@@ -223,8 +239,9 @@ class _Run:
     def save(self) -> None:
         """The state first, whole; then the weights that a user takes away."""
         rng = self.job.gather(rng_state(self.job.device))
+        totals = self.job.sum(self.train_step.totals.sums.clone())
         if self.job.first:
-            position = {"step": self.step, "seconds": self.seconds, "rng": rng}
+            position = {"step": self.step, "seconds": self.seconds, "rng": rng, "totals": totals}
             self.folder.save_state(self.train_step.state_dict() | position)
             save_model(self.model, self.folder.model, weights=self.evaluated_weights())
         self.job.barrier()
@@ -236,6 +253,9 @@ class _Run:
         save_model(self.model, self.folder.model, weights=self.evaluated_weights())
         summary = summarize(self.config, self.model, self.records, self.job.device)
         self.folder.write_json(self.folder.summary, summary)
+        return summary
+
+    def close(self) -> None:
         if self.board is not None:
             self.board.close()
-        return summary
+        self.folder.release()

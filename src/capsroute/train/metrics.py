@@ -1,6 +1,7 @@
 """Counting what is right, and the files that a run's numbers are written to."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ class Totals:
 
     def add(self, loss: Tensor, right: Tensor, count: int) -> None:
         """`loss` is a mean over `count` images."""
-        sums = [loss.detach().double() * count, right.sum().double()]
-        self.sums += torch.stack([*sums, sums[0].new_tensor(float(count))])
+        self.sums[0] += loss.detach() * count
+        self.sums[1] += right.sum()
+        self.sums[2] += count
 
     def averages(self, sums: Tensor) -> tuple[float, float]:
         """(mean loss, accuracy in percent); NaN before the first image."""
@@ -48,8 +50,13 @@ class MetricsFile:
         return [json.loads(line) for line in lines if _is_whole(line)]
 
     def append(self, record: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk names no file
+            raise OSError(f"could not write {self.path}: {error}") from error
 
     def forget_after(self, step: int) -> list[dict[str, Any]]:
         """Drop what was written after the checkpoint at `step`; it will be measured again."""

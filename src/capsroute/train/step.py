@@ -59,7 +59,7 @@ def learning_rate(config: OptimConfig, step: int, steps: int, steps_per_epoch: i
     """The learning rate of a step, counted from 0."""
     warmup = config.warmup * steps
     if step < warmup:
-        return config.lr * (step + 1) / warmup
+        return config.lr * min(1.0, (step + 1) / warmup)
     if config.lr_schedule == "step":
         passed = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
         return config.lr * 0.1**passed
@@ -75,12 +75,12 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.values = {key: value.clone() for key, value in model.state_dict().items()}
+        self.learned = {key for key, _ in model.named_parameters()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        parameters = dict(model.named_parameters())
         for key, value in model.state_dict().items():
-            if key in parameters:
+            if key in self.learned:
                 self.values[key].lerp_(value, 1.0 - self.decay)
             else:
                 self.values[key].copy_(value)
@@ -136,22 +136,32 @@ class TrainStep:
         return nullcontext() if last or no_sync is None else no_sync()
 
     def _remember_if_bad(self, loss: Tensor, step: int) -> None:
-        fine = torch.isfinite(loss.detach()) | (self.first_bad_step >= 0)
-        here = self.first_bad_step.new_tensor(step)
-        self.first_bad_step = torch.where(fine, self.first_bad_step, here)
+        bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
+        self.first_bad_step.masked_fill_(bad, step)
+
+    def is_finite(self) -> bool:
+        """Whether every weight is; an infinite gradient shows there before it shows in a loss."""
+        finite = [torch.isfinite(parameter).all() for parameter in self.bare.parameters()]
+        return bool(torch.stack(finite).all().item())
+
+    def buffers(self) -> list[Tensor]:
+        """What is counted, not learned: of the model, and of the average of its weights."""
+        found = list(self.bare.buffers())
+        if self.average is not None:
+            values = self.average.values
+            found += [value for key, value in values.items() if key not in self.average.learned]
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.bare.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.values,
-            "totals": self.totals.sums,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.totals.sums.copy_(state["totals"])
         if self.average is not None:
             for key, value in state["average"].items():
                 self.average.values[key].copy_(value)

@@ -80,6 +80,8 @@ def routing_step(
         dtype = torch.get_autocast_dtype(device)
         children, weight = children.to(dtype), weight.to(dtype)
         parents = None if parents is None else parents.to(dtype)
+    if parents is not None and parents.dtype != children.dtype:
+        parents = parents.to(children.dtype)
     with torch.autocast(device, enabled=False):  # implementations choose their own precision
         poses, coefficients = _dispatch(
             impl, children, weight, parents, stride, scale, return_coefficients
