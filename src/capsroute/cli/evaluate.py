@@ -19,10 +19,11 @@ from capsroute.cli.data import FLAGS, optional, report_skipped
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.data import Dataset, MissingDataError, Split, list_datasets, load_dataset
 from capsroute.data.mnist import find_idx
+from capsroute.files import write_whole
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.weights import load_model
-from capsroute.train.checkpoint import RunFolder, write_whole
+from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config
 from capsroute.train.distributed import choose_device
 from capsroute.train.evaluation import (

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
 from capsroute.models.registry import create_model
 
@@ -25,7 +25,6 @@ def save_model(
 
     `weights` are written in place of the model's own, such as an average of them.
     """
-    path = Path(path)
     weights = model.state_dict() if weights is None else weights
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     description = {
@@ -38,16 +37,7 @@ def save_model(
     }
     # one entry: safetensors writes several in no fixed order, and equal models shall be equal files
     metadata = {METADATA_KEY: json.dumps(description)}
-    data = safetensors.torch.save(tensors, metadata)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(Path(path), safetensors.torch.save(tensors, metadata))
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:

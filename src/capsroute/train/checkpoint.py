@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsroute.files import write_whole
 from capsroute.train.config import Config, differences, read_json
 
 STATE_KEYS = {"model", "optimizer", "average", "totals", "step", "seconds", "rng"}
@@ -118,20 +119,6 @@ class RunFolder:
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:  # a full disk names no file
-        temporary.unlink(missing_ok=True)
-        raise OSError(f"could not write {path}: {error}") from error
 
 
 def _sync_folder(path: Path) -> None:

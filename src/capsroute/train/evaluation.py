@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from capsroute.data import ArraySplit, DiverseMultiMNIST, EvalBatches, Split, rotate_shift
+from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
-from capsroute.train.checkpoint import write_whole
 from capsroute.train.metrics import correct
 
 Transform = Callable[[Tensor, Tensor], Tensor]

@@ -1,5 +1,6 @@
 """Counting what is right, and the files that a run's numbers are written to."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
 
 
@@ -61,9 +63,7 @@ class MetricsFile:
     def forget_after(self, step: int) -> list[dict[str, Any]]:
         """Drop what was written after the checkpoint at `step`; it will be measured again."""
         kept = [record for record in self.read() if record["step"] <= step]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        temporary.replace(self.path)
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         return kept
 
 
@@ -95,6 +95,6 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
     figure.suptitle(title)
-    temporary = path.with_name(f".{path.stem}.tmp.png")
-    figure.savefig(temporary, dpi=120)
-    temporary.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_whole(path, picture.getvalue())

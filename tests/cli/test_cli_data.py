@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import capsroute
-from capsroute.cli import main
 from capsroute.cli.data import _ABOUT
 from capsroute.data import cifar, list_datasets
 from capsroute.models.weights import save_model
@@ -18,24 +17,6 @@ from data import small_cifar
 
 fetching = sys.modules["capsroute.data.download"]
 BINARY, PYTHON = cifar.DISTRIBUTIONS["cifar100"]
-
-
-def run(capsys, *arguments):
-    try:
-        main([str(argument) for argument in arguments])
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch, tmp_path):
-    """No dataset of this machine's, a wide terminal, and a folder to write to."""
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setenv("CAPSROUTE_DATA", str(tmp_path / "none"))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -53,30 +34,30 @@ def cifar100(monkeypatch, root, form=BINARY):
     small_cifar.trust(monkeypatch, "cifar100", root, form)
 
 
-def test_show_a_generated_dataset(capsys, tmp_path):
+def test_show_a_generated_dataset(run, tmp_path):
     arguments = ("data", "show", "diverse_multimnist", "--count", 9)
-    status, out, err = run(capsys, *arguments, "--out", "sheets/a.png")
+    status, out, err = run(*arguments, "--out", "sheets/a.png")
     assert (status, err) == (0, "")
     assert "9 train images of diverse_multimnist (36×36×1, 10 classes)" in out
-    run(capsys, *arguments, "--out", "sheets/b.png")
-    run(capsys, *arguments, "--seed", 1, "--out", "sheets/c.png")
+    run(*arguments, "--out", "sheets/b.png")
+    run(*arguments, "--seed", 1, "--out", "sheets/c.png")
     first, same, other = ((tmp_path / "sheets" / f"{name}.png").read_bytes() for name in "abc")
     assert first == same != other
     assert len(list((tmp_path / "sheets").iterdir())) == 3  # no temporary file stays
 
 
-def test_show_a_folder_and_what_was_skipped(capsys, pets):
+def test_show_a_folder_and_what_was_skipped(run, pets):
     (pets / "cat" / "broken.png").write_bytes(b"no image")
-    status, out, err = run(capsys, "data", "show", pets, "--split", "test")
+    status, out, err = run("data", "show", pets, "--split", "test")
     assert status == 0 and out.startswith("pets.png: 2 test images of pets (8×9×3, 2 classes)")
     with Image.open("pets.png") as sheet:
         assert sheet.width > 2 * 72
     assert "broken.png" in err and "1 file could not be read" in err
-    status, _, err = run(capsys, "data", "show", pets, "--strict")
+    status, _, err = run("data", "show", pets, "--strict")
     assert status == 2 and err.startswith("error: ") and "broken.png" in err
 
 
-def test_captions(monkeypatch, capsys, pets):
+def test_captions(monkeypatch, run, pets):
     seen = []
 
     def note(images, labels, path):
@@ -86,44 +67,44 @@ def test_captions(monkeypatch, capsys, pets):
     module = sys.modules["capsroute.cli.data"]
     sheet = module.contact_sheet
     monkeypatch.setattr(module, "contact_sheet", note)
-    run(capsys, "data", "show", pets)
-    run(capsys, "data", "show", "diverse_multimnist", "--count", 30)
+    run("data", "show", pets)
+    run("data", "show", "diverse_multimnist", "--count", 30)
     folder, digits = seen
     assert sorted(folder) == ["cat"] * 4 + ["dog"] * 4
     assert {len(caption) for caption in digits} == {1, 5} and any(" + " in c for c in digits)
 
 
-def test_list_names_every_dataset_and_what_is_here(monkeypatch, capsys, tmp_path):
+def test_list_names_every_dataset_and_what_is_here(monkeypatch, run, tmp_path):
     assert tuple(_ABOUT) == list_datasets()
     cifar100(monkeypatch, tmp_path)
-    status, out, _ = run(capsys, "data", "list", "--root", tmp_path)
+    status, out, _ = run("data", "list", "--root", tmp_path)
     lines = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
     assert status == 0 and set(lines) == set(list_datasets())
     assert "missing" in lines["cifar10"] and "cifar-100-binary" in lines["cifar100"]
     assert "package" in lines["diverse_multimnist"] and "missing" in lines["fashion_mnist"]
 
 
-def test_verify(monkeypatch, capsys, tmp_path):
+def test_verify(monkeypatch, run, tmp_path):
     cifar100(monkeypatch, tmp_path)
-    status, out, err = run(capsys, "data", "verify", "cifar100", "--root", tmp_path)
+    status, out, err = run("data", "verify", "cifar100", "--root", tmp_path)
     assert (status, err) == (0, "") and out.count("sha1 ok") == 2 and "all 2 files" in out
     path = tmp_path / BINARY.folder / "test.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    status, out, err = run(capsys, "data", "verify", "cifar100", "--root", tmp_path)
+    status, out, err = run("data", "verify", "cifar100", "--root", tmp_path)
     assert (status, err) == (1, "")
     assert f"ok   {tmp_path / BINARY.folder / 'train.bin'}" in out
     assert f"BAD  {path}: sha1" in out and "truncated or damaged" in out
     assert "cifar100: 1 of 2 bad" in out
 
 
-def test_verify_the_package_and_what_is_missing(capsys):
-    status, out, _ = run(capsys, "data", "verify", "mnist")
+def test_verify_the_package_and_what_is_missing(run):
+    status, out, _ = run("data", "verify", "mnist")
     assert status == 0 and out.count("sha1 ok") == 4
-    status, out, _ = run(capsys, "data", "verify", "cifar10")
+    status, out, _ = run("data", "verify", "cifar10")
     assert status == 1 and "capsroute data download cifar10" in out
 
 
-def test_download(monkeypatch, capsys, tmp_path):
+def test_download(monkeypatch, run, tmp_path):
     """From a file: URL, which needs neither network nor server."""
     origin = tmp_path / "origin"
     cifar100(monkeypatch, origin)
@@ -134,25 +115,25 @@ def test_download(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(fetching.REMOTES, "cifar100", (remote,))
     monkeypatch.setattr(fetching, "PAUSE_S", 0)
     root = tmp_path / "root"
-    status, out, err = run(capsys, "data", "download", "cifar100", "--root", root)
+    status, out, err = run("data", "download", "cifar100", "--root", root)
     assert (status, err) == (0, "")
     assert "cifar-100-binary.tar.gz: " in out and "(100 %)" in out
     assert f"cifar100 is in {root / BINARY.folder}" in out
-    status, out, _ = run(capsys, "data", "download", "cifar100", "--root", root)
+    status, out, _ = run("data", "download", "cifar100", "--root", root)
     assert status == 0 and "%" not in out  # there and whole
     monkeypatch.setitem(fetching.REMOTES, "cifar100", (replace(remote, md5="0" * 32),))
-    status, _, err = run(capsys, "data", "download", "cifar100", "--root", tmp_path / "other")
+    status, _, err = run("data", "download", "cifar100", "--root", tmp_path / "other")
     assert status == 2 and one_line(err) and "expected 0000" in err
 
 
-def test_help(capsys):
+def test_help(run):
     for arguments in ((), ("--help",)):
-        status, out, _ = run(capsys, "data", *arguments)
+        status, out, _ = run("data", *arguments)
         assert status == 0
         for name in ("list", "show", "download", "verify"):
             assert f"  {name} " in out and f"  capsroute data {name}" in out
     for name in ("list", "show", "download", "verify"):
-        status, out, _ = run(capsys, "data", name, "--help")
+        status, out, _ = run("data", name, "--help")
         assert status == 0 and f"For example `capsroute data {name}" in out
         assert "None" not in out
 
@@ -174,8 +155,8 @@ def test_help(capsys):
         (("verify", "cifar1"), "did you mean `cifar10`?"),
     ],
 )
-def test_mistakes(capsys, arguments, message):
-    status, out, err = run(capsys, "data", *arguments)
+def test_mistakes(run, arguments, message):
+    status, out, err = run("data", *arguments)
     assert (status, out) == (2, "")
     assert one_line(err) and message in err
 
@@ -265,31 +246,31 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("command", ["show", "eval"])
-def test_bad_data(monkeypatch, capsys, tmp_path, checkpoint, case, command):
+def test_bad_data(monkeypatch, run, tmp_path, checkpoint, case, command):
     root = tmp_path / "root"
     data, message = case(monkeypatch, root)
     arguments = {
         "show": ("data", "show", data, "--root", root),
         "eval": ("eval", checkpoint, "--data", data, "--data-root", root),
     }
-    status, out, err = run(capsys, *arguments[command])
+    status, out, err = run(*arguments[command])
     assert (status, out) == (2, "")
     assert one_line(err) and message in err
     assert not (root / "trap").exists()
 
 
 @pytest.mark.parametrize("command", ["verify", "download", "list"])
-def test_a_root_that_is_a_file(capsys, tmp_path, command):
+def test_a_root_that_is_a_file(run, tmp_path, command):
     (tmp_path / "root").write_bytes(b"")
     name = () if command == "list" else ("cifar10",)
-    status, out, err = run(capsys, "data", command, *name, "--root", tmp_path / "root")
+    status, out, err = run("data", command, *name, "--root", tmp_path / "root")
     assert (status, out) == (2, "")
     assert one_line(err) and "must be a folder" in err
 
 
-def test_a_damaged_folder_of_idx_files(capsys, tmp_path):
+def test_a_damaged_folder_of_idx_files(run, tmp_path):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + bytes(11))
     for name in ("train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (tmp_path / f"{name}-ubyte").write_bytes(b"")
-    status, _, err = run(capsys, "data", "show", tmp_path)
+    status, _, err = run("data", "show", tmp_path)
     assert status == 2 and one_line(err) and "train-images-idx3-ubyte" in err

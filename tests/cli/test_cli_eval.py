@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 import capsroute
-from capsroute.cli import main
 from capsroute.cli.evaluate import angles_up_to, shifts_up_to
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.models.weights import load_model, save_model
@@ -16,23 +15,6 @@ from capsroute.train.config import Config, DataConfig
 from capsroute.train.metrics import correct
 
 SIZE = 28
-
-
-def run(capsys, *arguments):
-    try:
-        main([str(argument) for argument in arguments])
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setenv("CAPSROUTE_DATA", str(tmp_path / "none"))
-    monkeypatch.chdir(tmp_path)
 
 
 def make_model(path, class_names=None, **options):
@@ -87,9 +69,9 @@ def accuracy(checkpoint, split):
     return 100.0 * torch.cat(right).float().mean().item()
 
 
-def test_a_checkpoint_on_a_folder_of_digits(capsys, tmp_path, digits):
+def test_a_checkpoint_on_a_folder_of_digits(run, tmp_path, digits):
     checkpoint = make_model(tmp_path / "mine.safetensors")
-    status, out, err = run(capsys, "eval", checkpoint, "--data", digits)
+    status, out, err = run("eval", checkpoint, "--data", digits)
     assert (status, err) == (0, "")
     expected = accuracy(checkpoint, load_dataset(digits).test)
     assert f"accuracy: {expected:.2f} %" in out and "on 20 test images" in out
@@ -104,22 +86,22 @@ def test_a_checkpoint_on_a_folder_of_digits(capsys, tmp_path, digits):
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "train"])
-def test_a_run_knows_its_data_and_what_it_set_aside(capsys, tmp_path, digits, split):
+def test_a_run_knows_its_data_and_what_it_set_aside(run, tmp_path, digits, split):
     folder = make_run(tmp_path / "runs" / "mine", digits)
-    status, out, _ = run(capsys, "eval", folder, "--split", split, "--json")
+    status, out, _ = run("eval", folder, "--split", split, "--json")
     report = json.loads(out)
     data = load_dataset(digits, validation=0.25, seed=3)
     expected = accuracy(folder / "model.safetensors", getattr(data, split))
     assert status == 0 and report["accuracy"] == pytest.approx(expected)
     assert report["images"] == {"test": 20, "validation": 10, "train": 30}[split]
     assert json.loads((folder / "evaluation.json").read_text()) == report
-    assert run(capsys, "eval", folder / "model.safetensors", "--json")[0] == 0
+    assert run("eval", folder / "model.safetensors", "--json")[0] == 0
 
 
-def test_rotation_shift_iterations_and_out(capsys, tmp_path, digits):
+def test_rotation_shift_iterations_and_out(run, tmp_path, digits):
     folder = make_run(tmp_path / "run", digits)
     arguments = ("eval", folder, "--rotate", 12, "--shift", 2, "--iterations", 1, "--out", "new/o")
-    status, out, err = run(capsys, *arguments, "--batch-size", 6)
+    status, out, err = run(*arguments, "--batch-size", 6)
     assert (status, err) == (0, "") and "1 routing iteration," in out
     assert "rotated by" in out and "shifted by" in out
     names = {path.name for path in (tmp_path / "new" / "o").iterdir()}
@@ -141,7 +123,7 @@ def test_steps_of_rotation_and_shift():
     assert shifts_up_to(16) == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
-def test_several_labels_an_image(monkeypatch, capsys, tmp_path):
+def test_several_labels_an_image(monkeypatch, run, tmp_path):
     """The model's own dataset when none is named; a part of it, to be quick."""
     make_model(tmp_path / "m.safetensors", image_size=36, multilabel=True)
     load = load_dataset
@@ -152,7 +134,7 @@ def test_several_labels_an_image(monkeypatch, capsys, tmp_path):
         return dataset
 
     monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
-    status, out, _ = run(capsys, "eval", "m.safetensors")
+    status, out, _ = run("eval", "m.safetensors")
     assert status == 0 and "every label of an image right: " in out and "labels" in out
     report = json.loads((tmp_path / "evaluation.json").read_text())
     assert report["data"] == "diverse_multimnist"
@@ -161,14 +143,14 @@ def test_several_labels_an_image(monkeypatch, capsys, tmp_path):
     assert report["confusion"]["labels"][-1] == "none"
 
 
-def test_a_folder_of_images_is_brought_to_the_models_size(capsys, tmp_path, pets):
+def test_a_folder_of_images_is_brought_to_the_models_size(run, tmp_path, pets):
     (pets / "dog" / "broken.png").write_bytes(b"no image")
     options = {"num_classes": 2, "in_channels": 3, "class_names": ["cat", "dog"]}
     checkpoint = make_model(tmp_path / "m.safetensors", **options)
-    status, out, err = run(capsys, "eval", checkpoint, "--data", pets)
+    status, out, err = run("eval", checkpoint, "--data", pets)
     assert status == 0 and "cat" in out and "on 2 test images" in out
     assert "broken.png" in err and "1 file could not be read" in err
-    status, _, err = run(capsys, "eval", checkpoint, "--data", pets, "--strict")
+    status, _, err = run("eval", checkpoint, "--data", pets, "--strict")
     assert status == 2 and one_line(err)
 
 
@@ -185,16 +167,16 @@ def one_line(err):
         ({"multilabel": True}, "any number of classes an image and the dataset digits has one"),
     ],
 )
-def test_a_model_that_does_not_fit_the_data(capsys, tmp_path, digits, options, message):
+def test_a_model_that_does_not_fit_the_data(run, tmp_path, digits, options, message):
     checkpoint = make_model(tmp_path / "m.safetensors", **options)
-    status, out, err = run(capsys, "eval", checkpoint, "--data", digits)
+    status, out, err = run("eval", checkpoint, "--data", digits)
     assert (status, out) == (2, "") and one_line(err) and message in err
 
 
-def test_classes_of_other_names(capsys, tmp_path, pets):
+def test_classes_of_other_names(run, tmp_path, pets):
     options = {"num_classes": 2, "in_channels": 3, "class_names": ["ant", "dog"]}
     checkpoint = make_model(tmp_path / "m.safetensors", **options)
-    status, _, err = run(capsys, "eval", checkpoint, "--data", pets)
+    status, _, err = run("eval", checkpoint, "--data", pets)
     assert status == 2 and one_line(err) and "calls class 0 'ant'" in err
 
 
@@ -218,40 +200,40 @@ def test_classes_of_other_names(capsys, tmp_path, pets):
         ((), "RUN_OR_CHECKPOINT"),
     ],
 )
-def test_mistakes(capsys, tmp_path, digits, arguments, message):
+def test_mistakes(run, tmp_path, digits, arguments, message):
     make_run(tmp_path / "runs" / "mine", digits)
-    status, out, err = run(capsys, "eval", *arguments)
+    status, out, err = run("eval", *arguments)
     assert (status, out) == (2, "") and one_line(err) and message in err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {}, "optim": {}, "data": {"x": 1}}'])
-def test_a_damaged_config(capsys, tmp_path, digits, text):
+def test_a_damaged_config(run, tmp_path, digits, text):
     folder = make_run(tmp_path / "mine", digits)
     (folder / "config.json").write_text(text)
-    status, out, err = run(capsys, "eval", folder)
+    status, out, err = run("eval", folder)
     assert (status, out) == (2, "") and one_line(err) and "config.json" in err
 
 
-def test_a_runs_data_that_has_moved(capsys, tmp_path, digits):
+def test_a_runs_data_that_has_moved(run, tmp_path, digits):
     folder = make_run(tmp_path / "mine", digits)
     digits.rename(tmp_path / "elsewhere")
-    status, _, err = run(capsys, "eval", folder)
+    status, _, err = run("eval", folder)
     assert status == 2 and one_line(err) and "`--data` names another" in err
-    assert run(capsys, "eval", folder, "--data", "elsewhere")[0] == 0
+    assert run("eval", folder, "--data", "elsewhere")[0] == 0
 
 
-def test_numbers_are_printed_even_if_the_folder_takes_no_files(monkeypatch, capsys, digits):
+def test_numbers_are_printed_even_if_the_folder_takes_no_files(monkeypatch, run, digits):
     make_run(digits.parent / "mine", digits)
 
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("capsroute.cli.evaluate.write_whole", full)
-    status, out, err = run(capsys, "eval", "mine")
+    status, out, err = run("eval", "mine")
     assert status == 2 and one_line(err) and "No space left" in err
     assert "accuracy: " in out
 
 
-def test_help(capsys):
-    status, out, _ = run(capsys, "eval", "--help")
+def test_help(run):
+    status, out, _ = run("eval", "--help")
     assert status == 0 and "For example `capsroute eval runs/" in out and "None" not in out

@@ -6,26 +6,9 @@ import sys
 
 import pytest
 
-from capsroute.cli import main
 
-
-def run(capsys, *arguments):
-    try:
-        main(arguments)
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-
-
-def test_models_lists_names_counts_accuracies_and_inputs(capsys):
-    status, out, _ = run(capsys, "models", "inverted_*")
+def test_models_lists_names_counts_accuracies_and_inputs(run):
+    status, out, _ = run("models", "inverted_*")
     assert status == 0
     line = next(line for line in out.splitlines() if "inverted_resnet_cifar10 " in line)
     assert "1,828,817" in line and "95.14" in line and "32x32x3" in line
@@ -46,19 +29,19 @@ def test_models_lists_names_counts_accuracies_and_inputs(capsys):
         ("inverted_resnet_cifar10", ["128-dim. residual building block, stride=2", "16x16x128"]),
     ],
 )
-def test_models_shows_the_rows_of_the_papers_tables(capsys, name, expected):
-    status, out, _ = run(capsys, "models", name)
+def test_models_shows_the_rows_of_the_papers_tables(run, name, expected):
+    status, out, _ = run("models", name)
     assert status == 0
     for text in expected:
         assert text in out
 
 
-def test_overview_help_and_version(capsys):
+def test_overview_help_and_version(run):
     for arguments in ((), ("--help",)):
-        status, out, _ = run(capsys, *arguments)
+        status, out, _ = run(*arguments)
         assert status == 0 and "usage: capsroute COMMAND" in out and "models" in out
-    assert run(capsys, "--version")[1].startswith("capsroute ")
-    status, out, _ = run(capsys, "models", "--help")
+    assert run("--version")[1].startswith("capsroute ")
+    status, out, _ = run("models", "--help")
     assert status == 0 and "For example" in out
 
 
@@ -70,8 +53,8 @@ def test_overview_help_and_version(capsys):
         (("models", "--patern", "x"), "Unrecognized options: --patern"),
     ],
 )
-def test_mistakes_end_in_one_line_and_status_2(capsys, arguments, message):
-    status, out, err = run(capsys, *arguments)
+def test_mistakes_end_in_one_line_and_status_2(run, arguments, message):
+    status, out, err = run(*arguments)
     assert status == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
@@ -86,6 +69,6 @@ def test_a_terminal_without_utf8_gets_the_same_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_debug_adds_the_traceback(capsys):
-    status, _, err = run(capsys, "modles", "--debug")
+def test_debug_adds_the_traceback(run):
+    status, _, err = run("modles", "--debug")
     assert status == 2 and "Traceback" in err
