@@ -122,7 +122,7 @@ def test_crops_train_and_are_evaluated(train, run, images, tmp_path):
     arguments = ("--data", images, "--crop", 24, "--out", tmp_path / "run", "--steps", 2)
     assert train(*arguments, "--batch-size", 4)[0] == 0
     status, out, _ = run("eval", tmp_path / "run")
-    assert status == 0 and "right" in out
+    assert status == 0 and "accuracy" in out
 
 
 def test_a_folder_that_cannot_be_written(train, images, tmp_path):

@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import os
 import re
+import shutil
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import tyro
@@ -18,7 +21,11 @@ def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any
     """A dataclass of options from the command line; tyro's boxed errors become our one line."""
     boxed, help_text = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(boxed), contextlib.redirect_stdout(help_text):
+        with (
+            contextlib.redirect_stderr(boxed),
+            contextlib.redirect_stdout(help_text),
+            _at_most_columns(100),
+        ):
             return tyro.cli(options, prog=f"capsroute {command}", args=arguments, **more)
     except SystemExit as stop:
         if not stop.code:
@@ -27,6 +34,20 @@ def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any
         raise UsageError(
             f"{_unboxed(boxed.getvalue())} (see `capsroute {command} --help`)"
         ) from None
+
+
+@contextlib.contextmanager
+def _at_most_columns(most: int) -> Iterator[None]:
+    """tyro sets help in two columns on a wide terminal, which nobody reads with ease."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(most, shutil.get_terminal_size().columns))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _without_none(text: str) -> str:
