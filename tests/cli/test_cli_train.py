@@ -8,7 +8,7 @@ import time
 import pytest
 from PIL import Image
 
-from capsroute.experiments import DEFAULT, list_presets, preset, preset_summary
+from capsroute.experiments import DEFAULT, list_presets, preset
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_help_lists_every_preset_and_groups_the_options(train):
     status, out, _ = train("--help")
     assert status == 0
     for name in list_presets():
-        assert name in out and preset_summary(name) in out
+        assert name in out and preset(name).summary in out
     for text in ("Examples:", "model options", "data options", "optim options", "(default: "):
         assert text in out
     assert "None" not in out
@@ -40,8 +40,8 @@ def test_help_lists_every_preset_and_groups_the_options(train):
 def test_every_preset_is_a_whole_config():
     assert list_presets()[0] == DEFAULT
     for name in list_presets():
-        config = preset(name)
-        assert config.experiment == name and preset_summary(name)
+        config = preset(name).config
+        assert config.experiment == name and preset(name).summary
         json.loads(config.to_json())
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.cli.progress import make_reporter
-from capsroute.experiments import DEFAULT, list_presets, preset, preset_summary
+from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.registry import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
@@ -81,7 +81,7 @@ def _parse(name: str, arguments: list[str]) -> Options:
             Options,
             "train",
             arguments,
-            default=Options(preset(name)),
+            default=Options(preset(name).config),
             description=_description(name),
             config=(tyro.conf.OmitArgPrefixes,),
         )
@@ -93,7 +93,7 @@ def _parse(name: str, arguments: list[str]) -> Options:
 
 def _named(config: Config, name: str) -> Config:
     """Another model or other data make another experiment, unless the user named it."""
-    planned = preset(name)
+    planned = preset(name).config
     same = (config.model.model, config.data.data) == (planned.model.model, planned.data.data)
     if same or config.experiment != planned.experiment:
         return config
@@ -107,7 +107,7 @@ def _description(name: str) -> str:
     lines += ["  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data"]
     lines += ["  torchrun --nproc-per-node 2 -m capsroute train", "", "Presets:"]
     width = max(map(len, list_presets()))
-    lines += [f"  {n:<{width}}  {preset_summary(n)}" for n in list_presets()]
+    lines += [f"  {n:<{width}}  {preset(n).summary}" for n in list_presets()]
     lines += ["", f"Defaults below are those of {name}."]
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
-"""Presets: every experiment of the paper, and our own, as functions that return a whole config."""
+"""Presets: every experiment of the paper, and our own, each a whole config."""
 
-from capsroute.experiments.presets import DEFAULT, list_presets, preset, preset_summary
+from capsroute.experiments import paper  # importing registers its experiments
+from capsroute.experiments.presets import DEFAULT, Preset, list_presets, preset
 
-__all__ = ["DEFAULT", "list_presets", "preset", "preset_summary"]
+__all__ = ["DEFAULT", "Preset", "list_presets", "paper", "preset"]

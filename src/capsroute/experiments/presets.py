@@ -1,61 +1,85 @@
-"""One function for each preset; its name is the preset's name, its docstring the lab notebook."""
+"""The one registry of presets: what each run is, as a function that returns a whole config.
+
+A preset's name is its function's, with `_r<iterations>` where it routes. The paper's experiments
+are in paper.py; here are the registry and the everyday presets.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from capsroute.models.registry import nearest
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 
 DEFAULT = "inverted_small_multimnist"
 
-_PRESETS: dict[str, Callable[[], Config]] = {}
+
+@dataclass(frozen=True)
+class Preset:
+    """A named config, and the accuracy that the paper prints for it (percent)."""
+
+    name: str
+    summary: str
+    config: Config
+    paper_accuracy: float | None = None
+
+
+_PRESETS: dict[str, Preset] = {}
 
 
 def register(build: Callable[[], Config]) -> Callable[[], Config]:
-    _PRESETS[build.__name__] = build
+    """Decorator: a preset of our own."""
+    name = build.__name__
+    _PRESETS[name] = Preset(name, _first_line(build), replace(build(), experiment=name))
     return build
+
+
+def register_paper(
+    accuracies: Mapping[int | None, float],
+) -> Callable[[Callable[[int | None], Config]], Callable[[int | None], Config]]:
+    """Decorator: an experiment of the paper at each number of iterations that it reports.
+
+    `accuracies` are the paper's, by iterations (None for a model that does not route).
+    """
+
+    def add(build: Callable[[int | None], Config]) -> Callable[[int | None], Config]:
+        for iterations, accuracy in accuracies.items():
+            name = build.__name__ + ("" if iterations is None else f"_r{iterations}")
+            routed = (
+                "" if iterations is None else f", {iterations} iteration{'s' * (iterations > 1)}"
+            )
+            summary = f"{_first_line(build).rstrip('.')}{routed} ({accuracy:.2f} % in the paper)."
+            config = replace(build(iterations), experiment=name)
+            _PRESETS[name] = Preset(name, summary, config, accuracy)
+        return build
+
+    return add
+
+
+def _first_line(build: Callable[..., Config]) -> str:
+    return (inspect.getdoc(build) or "").split("\n")[0]
 
 
 def list_presets() -> list[str]:
     return list(_PRESETS)
 
 
-def preset(name: str) -> Config:
-    """The config of a preset, or a ValueError with the nearest name."""
+def preset(name: str) -> Preset:
+    """A preset, or a ValueError with the nearest name."""
     if name not in _PRESETS:
         raise ValueError(f"`preset` must be a preset's name, got {name!r}{nearest(name, _PRESETS)}")
-    return _PRESETS[name]()
-
-
-def preset_summary(name: str) -> str:
-    """First line of its docstring."""
-    return (inspect.getdoc(_PRESETS[name]) or "").split("\n")[0]
-
-
-def paper_cifar(
-    experiment: str,
-    data: str,
-    model: ModelConfig,
-) -> Config:
-    """The paper's recipe on CIFAR: 350 epochs of 128, ÷10 at 150 and 250, crops and flips."""
-    return Config(
-        experiment=experiment,
-        model=model,
-        data=DataConfig(data=data, padding=4, flip=True),
-        dtype="bfloat16",
-    )
+    return _PRESETS[name]
 
 
 @register
 def inverted_small_multimnist() -> Config:
     """The default: a small model learns overlapping digits on a CPU in four minutes.
 
-    `capsroute train`
-
-    Model and recipe were chosen on a validation split (validation=1/6) of the training digits.
+    `capsroute train`, 70.7 % of 10,000 unseen images exactly right after 211 s on two cores
+    (results/inverted_small_multimnist/seed0). Model and recipe were chosen on images made from a
+    sixth of the training digits, set aside.
     """
     return Config(
-        experiment="inverted_small_multimnist",
         model=ModelConfig("inverted_small_multimnist"),
         data=DataConfig("diverse_multimnist"),
         optim=OptimConfig(
@@ -68,31 +92,3 @@ def inverted_small_multimnist() -> Config:
         batch_size=32,
         epochs=6,
     )
-
-
-@register
-def inverted_simple_cifar10_r4() -> Config:
-    """The paper's routing on one convolution, CIFAR-10, 4 iterations (85.17 in the paper)."""
-    model = ModelConfig("inverted_simple_cifar10", iterations=4)
-    return paper_cifar("inverted_simple_cifar10_r4", "cifar10", model)
-
-
-@register
-def inverted_simple_cifar100_r4() -> Config:
-    """The paper's routing on one convolution, CIFAR-100, 4 iterations (57.32 in the paper)."""
-    model = ModelConfig("inverted_simple_cifar100", iterations=4)
-    return paper_cifar("inverted_simple_cifar100_r4", "cifar100", model)
-
-
-@register
-def inverted_resnet_cifar10_r2() -> Config:
-    """The paper's best on CIFAR-10: ResNet backbone, 2 iterations (95.14; 94.85 on average)."""
-    model = ModelConfig("inverted_resnet_cifar10", iterations=2, bn_group=16)
-    return paper_cifar("inverted_resnet_cifar10_r2", "cifar10", model)
-
-
-@register
-def inverted_resnet_cifar100_r2() -> Config:
-    """The paper's best on CIFAR-100: ResNet backbone, 2 iterations (78.02; 76.27 on average)."""
-    model = ModelConfig("inverted_resnet_cifar100", iterations=2, bn_group=16)
-    return paper_cifar("inverted_resnet_cifar100_r2", "cifar100", model)

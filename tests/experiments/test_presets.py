@@ -1,0 +1,68 @@
+"""Presets: every experiment of the paper is there, under the names that the design gives."""
+
+import pytest
+import torch
+
+from capsroute import create_model
+from capsroute.experiments import list_presets, preset
+from capsroute.models import model_info
+
+
+def test_the_papers_experiments_are_all_there():
+    names = set(list_presets())
+    cells = {"inverted_simple": 4, "inverted_resnet": 2, "dynamic_simple": 1, "dynamic_resnet": 1}
+    cells |= {"em_simple": 2, "em_resnet": 2}
+    table = {f"{row}_{data}_r{r}" for row, r in cells.items() for data in ("cifar10", "cifar100")}
+    table |= {f"{cnn}_{data}" for cnn in ("cnn", "resnet18") for data in ("cifar10", "cifar100")}
+    assert len(table) == 16 and table <= names
+    lines = ["inverted_simple_cifar10", "dynamic_simple_cifar10", "em_simple_cifar10"]
+    lines += [f"inverted_simple_cifar10_{ablation}" for ablation in "abc"]
+    figure = {f"{line}_r{r}" for line in lines for r in range(1, 6)}
+    assert len(figure) == 30 and figure <= names
+    digits = {"inverted_vector_multimnist_r2", "inverted_matrix_multimnist_r2", "cnn_multimnist"}
+    digits |= {"inverted_matrix_multimnist_wide_r2", "dynamic_vector_multimnist_r3"}
+    digits |= {"cnn_multimnist_learned_pool"}
+    assert digits <= names
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_a_preset_fits_its_model_and_data(name):
+    chosen = preset(name)
+    config = chosen.config
+    info = model_info(config.model.model)
+    assert config.data.data == info.dataset
+    with torch.device("meta"):
+        model = create_model(config.model.model, **config.model.options())
+    expected = None if info.task.iterations is None else config.model.iterations
+    assert config.model.iterations == expected or name == "inverted_small_multimnist"
+    if expected is not None:
+        assert model.iterations == expected and name.endswith(f"_r{expected}")
+    if chosen.paper_accuracy is not None:
+        assert config.epochs == 350 and config.batch_size == 128 and config.seed == 0
+        plain = config.model.options().keys() <= {"iterations", "bn_group"}
+        if plain and config.model.iterations == info.task.iterations:  # a cell of the table
+            assert chosen.paper_accuracy == info.paper_accuracy
+
+
+def test_the_papers_recipes():
+    inverted = preset("inverted_resnet_cifar10_r2").config
+    assert (inverted.optim.optimizer, inverted.optim.lr) == ("sgd", 0.1)
+    assert (inverted.optim.momentum, inverted.optim.weight_decay) == (0.9, 5e-4)
+    assert inverted.optim.milestones == (150, 250) and inverted.model.bn_group == 16
+    assert inverted.data.padding == 4 and inverted.data.flip
+    assert preset("dynamic_simple_cifar10_r1").config.optim.lr == 1e-3
+    assert preset("em_simple_cifar10_r2").config.optim.lr == 1e-2
+    digits = preset("dynamic_vector_multimnist_r3").config
+    assert (digits.optim.optimizer, digits.optim.lr) == ("sgd", 0.1)
+    assert digits.data.padding == 0 and not digits.data.flip
+
+
+def test_ablations_are_what_their_letters_say():
+    assert preset("inverted_simple_cifar10_a_r2").config.model.layer_norm is False
+    assert preset("inverted_simple_cifar10_b_r2").config.model.schedule == "sequential"
+    assert preset("inverted_simple_cifar10_c_r2").config.model.activations is True
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'em_resnet_cifar10_r2'"):
+        preset("em_resnet_cifar10")
