@@ -14,7 +14,7 @@ TINY = {
     "linear 6×6": ((2, 1, 1, 3, 36), (1, 1, 3, 3, 6, 6), 1),
     "linear 8×8": ((2, 1, 1, 2, 64), (1, 1, 2, 2, 8, 8), 1),
     "linear small vector": ((3, 1, 1, 5, 3), (1, 1, 5, 4, 3, 6), 1),
-    "linear many parents": ((2, 1, 1, 9, 4), (1, 1, 9, 70, 2, 2), 1),
+    "linear many parents": ((2, 1, 1, 2, 4), (1, 1, 2, 70, 2, 2), 1),
     "one parent": ((2, 1, 1, 3, 4), (1, 1, 3, 1, 2, 2), 1),
     "conv vector": ((2, 3, 4, 2, 12), (2, 2, 2, 3, 12, 20), 1),
     "linear vector": ((3, 1, 1, 4, 24), (1, 1, 4, 3, 24, 17), 1),
@@ -69,29 +69,30 @@ NAMES = ("poses", "∂children", "∂weight", "∂parents")
 BUDGETS = (2.0, 3.0, 3.0, 3.0)
 
 
-def errors(shapes, dtype, seed, device="cpu"):
-    """For poses and gradients: the kernels' largest error against fp64, and plain PyTorch's."""
-    tensors, stride, scale = layer(shapes, dtype, seed, device)
-    exact = run(plain, [tensor.double() for tensor in tensors], stride, scale)
-    ours = run(kernels.routing_step, tensors, stride, scale)
-    theirs = run(plain, tensors, stride, scale)
-    rows = []
-    for name, want, got, low in zip(NAMES, exact, ours, theirs, strict=True):
-        assert got.dtype == dtype and got.shape == want.shape, name
-        size = want.abs().max().item()
-        # plain PyTorch may be exact by luck at tiny sizes: allow one rounding of the result
-        floor = torch.finfo(dtype).eps * size + 1e-30
-        distance = [(x.double() - want).abs().max().item() for x in (got, low)]
-        rows.append((name, distance[0], max(distance[1], floor), size))
+def errors(shapes, dtype, seed, device="cpu", draws=1):
+    """For poses and gradients: the kernels' largest error against fp64, and plain PyTorch's.
+
+    Both relative to the largest element. Plain PyTorch's is the largest over `draws` seeds: at tiny
+    sizes one draw may be nearly exact by luck.
+    """
+    rows = [[name, 0.0, torch.finfo(dtype).eps] for name in NAMES]
+    for draw in range(seed, seed + draws):
+        tensors, stride, scale = layer(shapes, dtype, draw, device)
+        exact = run(plain, [tensor.double() for tensor in tensors], stride, scale)
+        theirs = run(plain, tensors, stride, scale)
+        ours = run(kernels.routing_step, tensors, stride, scale) if draw == seed else theirs
+        for row, want, got, low in zip(rows, exact, ours, theirs, strict=True):
+            assert got.dtype == dtype and got.shape == want.shape, row[0]
+            size = want.abs().max().item() + 1e-30
+            distance = [(x.double() - want).abs().max().item() / size for x in (got, low)]
+            if draw == seed:
+                row[1] = distance[0]
+            row[2] = max(row[2], distance[1])
     return rows
 
 
-def check(shapes, dtype, seed, device="cpu", slack=1.0):
-    for (name, ours, theirs, size), budget in zip(
-        errors(shapes, dtype, seed, device), BUDGETS, strict=True
-    ):
-        budget *= slack
+def check(shapes, dtype, seed, device="cpu", draws=1):
+    rows = errors(shapes, dtype, seed, device, draws)
+    for (name, ours, theirs), budget in zip(rows, BUDGETS, strict=True):
         # `not <=` and not `>`: NaN fails
-        assert ours <= budget * theirs, (
-            f"{name}: {ours:.3g} > {budget} × {theirs:.3g} (size {size:.3g})"
-        )
+        assert ours <= budget * theirs, f"{name}: {ours:.3g} > {budget} × {theirs:.3g}"

@@ -14,9 +14,6 @@ from capsroute.ops.inverted import triton as kernels
 
 # bf16 arithmetic is wrong in the interpreter, and torch's bf16 is no numpy type
 DTYPES = (torch.float32, torch.float16)
-# The interpreter has no fused multiply-add, plain PyTorch has: with logits near 20 the second
-# rounding alone is worth a factor of four (the formula as torch loops, without it, errs the same).
-SLACK = {torch.float32: 2.0, torch.float16: 1.0}
 
 
 def poison_allocations():
@@ -72,7 +69,7 @@ def main():
     failed = False
     for (name, shapes), dtype in itertools.product(cases.TINY.items(), DTYPES):
         try:
-            cases.check(shapes, dtype, seed=0, slack=SLACK[dtype])
+            cases.check(shapes, dtype, seed=0, draws=10)
         except Exception as error:  # name every case that fails, not the first alone
             failed = True
             print(f"{name}, {dtype}: {type(error).__name__}: {error}")
