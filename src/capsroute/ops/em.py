@@ -63,22 +63,23 @@ class Children(NamedTuple):
     """What parents see, laid out for batched products.
 
     I counts the children of one parent position, N the parent positions of the whole batch, R the
-    rows of a pose (√d for a matrix, 1 for a vector). Votes are (I, N, R, out, b), and whatever
-    belongs to a parent is (N, R, out, b) or (N, out).
+    rows of a pose (√d for a matrix, 1 for a vector). Votes are (I, out, b, R, N), and whatever
+    belongs to a parent is (out, b, R, N) or (out, N): with N innermost, sums over children,
+    parents and elements of a pose all run along whole vectors.
     """
 
-    poses: Tensor  # (I, N·R, a)
-    log_activations: Tensor  # (I, N, 1)
-    transforms: Tensor  # (I, a, out·b)
-    offsets: Tensor | None = None  # (I, 1, R, 1, b), added to the votes
+    poses: Tensor  # (I, a, R·N)
+    log_activations: Tensor  # (I, 1, N)
+    transforms: Tensor  # (I, out·b, a)
+    offsets: Tensor | None = None  # (I, 1, b, R, 1), added to the votes
 
 
 class Moments(NamedTuple):
     """Σ_i R_ij (v_ij − c_j)^n for n = 0, 1, 2 and some centre c."""
 
-    mass: Tensor  # (N, out)
-    first: Tensor  # (N, R, out, b)
-    second: Tensor  # (N, R, out, b)
+    mass: Tensor  # (out, N)
+    first: Tensor  # (out, b, R, N)
+    second: Tensor  # (out, b, R, N)
 
 
 def em_routing(
@@ -167,7 +168,7 @@ def _iterate(
     history = [
         EMIteration(
             poses=by_capsule(mean, size),
-            log_activations=log_a.unflatten(0, size),
+            log_activations=log_a.t().unflatten(0, size),
             coefficients=None if r is None else by_window(r, size, (*kernel, poses.shape[3])),
         )
         for mean, log_a, r in states
@@ -211,7 +212,7 @@ def _tile_step(
         if log_prior is None or half_precision is None:
             r = uniform_coefficients(tile, mean)
         else:
-            r = (log_prior - sum_pose(deviation.square() * half_precision)).softmax(dim=-1)
+            r = (log_prior - sum_pose(deviation.square() * half_precision)).softmax(dim=1)
         return weighted_moments(r, tile.log_activations, deviation), r
 
     return step
@@ -253,21 +254,22 @@ def gather_children(
         ]
         return torch.stack(seen).movedim(4, 1)
 
-    rows = windows(poses).unflatten(-1, (-1, a)).flatten(0, 1).flatten(1, 4)
+    split = windows(poses).unflatten(-1, (-1, a))  # (k·k', in, B, H', W', R, a)
+    columns = split.permute(0, 1, 6, 5, 2, 3, 4).flatten(0, 1).flatten(2)
     log_a = windows(log_activations).flatten(0, 1).flatten(1)
-    transforms = weight.flatten(0, 2).transpose(1, 2).flatten(2)
-    return Children(rows, log_a.unsqueeze(-1), transforms, offsets)
+    transforms = weight.flatten(0, 2).transpose(2, 3).flatten(1, 2)
+    return Children(columns, log_a.unsqueeze(1), transforms, offsets)
 
 
 def coordinates(poses: Tensor) -> Tensor:
-    """What coordinate addition adds to votes: (H·W·in, 1, n, 1, n), zero but for two elements."""
+    """What coordinate addition adds to votes: (H·W·in, 1, n, n, 1), zero but for two elements."""
     _, height, width, capsules, d = poses.shape
     n = math.isqrt(d)
-    offsets = poses.new_zeros(height, width, capsules, 1, n, 1, n)
+    offsets = poses.new_zeros(height, width, capsules, 1, n, n, 1)
     row = (torch.arange(height, device=poses.device, dtype=poses.dtype) + 0.5) / height
     column = (torch.arange(width, device=poses.device, dtype=poses.dtype) + 0.5) / width
-    offsets[..., 0, 0, 0, n - 1] = row[:, None, None]
-    offsets[..., 0, 1, 0, n - 1] = column[:, None]
+    offsets[..., 0, n - 1, 0, 0] = row[:, None, None]
+    offsets[..., 0, n - 1, 1, 0] = column[:, None]
     return offsets.flatten(0, 2)
 
 
@@ -277,9 +279,9 @@ def split_tiles(children: Children) -> list[Children]:
     tile = count
     if not torch.compiler.is_exporting():  # an exported graph's batch is unknown: one tile
         itemsize = children.poses.element_size()
-        per_row = children.transforms.shape[-1] * itemsize
+        per_column = children.transforms.shape[1] * itemsize
         budget = TILE_BYTES.get(children.poses.device.type, TILE_BYTES_OTHERWISE)
-        tile = min(count, max(1, budget // max(1, per_row * children.poses.shape[1])))
+        tile = min(count, max(1, budget // max(1, per_column * children.poses.shape[2])))
         tile = math.ceil(count / math.ceil(count / tile))  # as many tiles, evenly filled
     parts = [field.split(tile) for field in children[:3]]
     offsets: Sequence[Tensor | None] = [None] * len(parts[0])
@@ -290,32 +292,33 @@ def split_tiles(children: Children) -> list[Children]:
 
 def votes(tile: Children, parents: Tensor) -> Tensor:
     """v_ij = p_i · W_ij, of shape (I, *parents.shape)."""
-    v = torch.bmm(tile.poses, tile.transforms).view(-1, *parents.shape)
+    v = torch.bmm(tile.transforms, tile.poses).view(-1, *parents.shape)
     return v if tile.offsets is None else v + tile.offsets
 
 
 def sum_pose(x: Tensor) -> Tensor:
-    """Σ_h over the elements of a pose: (…, R, out, b) -> (…, out)."""
-    return x.sum(dim=(-3, -1))
+    """Σ_h over the elements of a pose: (…, out, b, R, N) -> (…, out, N)."""
+    return x.sum(dim=(-3, -2))
 
 
 def uniform_coefficients(tile: Children, parents: Tensor) -> Tensor:
-    """1/M for every child and parent: (I, N, out)."""
-    out = parents.shape[-2]
-    return parents.new_full((1, 1, 1), 1.0 / out).expand(*tile.log_activations.shape[:2], out)
+    """1/M for every child and parent: (I, out, N)."""
+    out, positions = parents.shape[0], parents.shape[-1]
+    share = parents.new_full((1, 1, 1), 1.0 / out)
+    return share.expand(tile.log_activations.shape[0], out, positions)
 
 
 def weighted_moments(r: Tensor, log_activations: Tensor, deviation: Tensor) -> Moments:
     """Moments of a tile's votes, each weighed by R_ij = a_i · r_ij."""
     weights = r * log_activations.exp()
-    spread = weights[:, :, None, :, None] * deviation
+    spread = weights[:, :, None, None] * deviation
     return Moments(weights.sum(dim=0), spread.sum(dim=0), (spread * deviation).sum(dim=0))
 
 
 def accumulate(
     step: Callable[[Children], tuple[Moments, Tensor]], tiles: list[Children], keep: bool
 ) -> tuple[Moments, Tensor | None]:
-    """Add up the moments of all tiles; with `keep` also their coefficients, (I, N, out)."""
+    """Add up the moments of all tiles; with `keep` also their coefficients, (I, out, N)."""
     total: Moments | None = None
     kept = []
     for tile in tiles:
@@ -337,23 +340,22 @@ def _recomputed(function: Callable[[Children], Result], tile: Children) -> Resul
 
 @torch.no_grad()
 def evenly_routed_mean(children: Children, out: int) -> Tensor:
-    """Σ_i a_i v_ij / Σ_i a_i, a centre for the first moments, (N, R, out, b): one GEMM, no votes.
+    """Σ_i a_i v_ij / Σ_i a_i, a centre for the first moments, (out, b, R, N): one GEMM, no votes.
 
     Carries no gradient, because the centre does not change the result; for the same reason it may
     leave the offsets out.
     """
-    count, rows, a = children.poses.shape
-    positions = children.log_activations.shape[1]
+    count, a, columns = children.poses.shape
+    positions = children.log_activations.shape[-1]
     share = children.log_activations.softmax(dim=0)  # safe where every child is inactive
-    weighed = children.poses.view(count, positions, -1) * share
-    weighed = weighed.view(count, rows, a).transpose(0, 1).flatten(1)
-    mean = weighed @ children.transforms.flatten(0, 1)
-    return mean.view(positions, rows // positions, out, -1)
+    weighed = children.poses.reshape(count, -1, positions) * share
+    mean = children.transforms.transpose(0, 1).flatten(1) @ weighed.reshape(count * a, columns)
+    return mean.view(out, -1, columns // positions, positions)
 
 
 def mean_and_variance(moments: Moments, centre: Tensor) -> tuple[Tensor, Tensor]:
     """μ and σ² from the moments about `centre`."""
-    mass = moments.mass.clamp_min(LEAST_MASS)[:, None, :, None]
+    mass = moments.mass.clamp_min(LEAST_MASS)[:, None, None]
     shift = moments.first / mass
     variance = moments.second / mass - shift.square()
     return centre + shift, variance.clamp_min(0.0) + VARIANCE_FLOOR
@@ -363,18 +365,18 @@ def log_activation(
     mass: Tensor, variance: Tensor, beta_u: Tensor, beta_a: Tensor, sharpness: float
 ) -> Tensor:
     """log a_j from what parent j's votes cost to code; `sharpness` is an inverse temperature."""
-    cost = sum_pose(beta_u[:, None] + 0.5 * variance.log()) * mass
-    return F.logsigmoid(sharpness * (beta_a - cost))
+    cost = sum_pose(beta_u[:, None, None, None] + 0.5 * variance.log()) * mass
+    return F.logsigmoid(sharpness * (beta_a[:, None] - cost))
 
 
-def by_capsule(rows: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """(N, R, out, b) -> (B, H', W', out, d)."""
-    return rows.transpose(1, 2).flatten(2).unflatten(0, size)
+def by_capsule(poses: Tensor, size: tuple[int, int, int]) -> Tensor:
+    """(out, b, R, N) -> (B, H', W', out, d)."""
+    return poses.permute(3, 0, 2, 1).flatten(2).unflatten(0, size)
 
 
 def by_window(r: Tensor, size: tuple[int, int, int], window: tuple[int, int, int]) -> Tensor:
-    """(I, N, out) -> (B, H', W', k, k, in, out)."""
-    return r.unflatten(1, size).unflatten(0, window).permute(3, 4, 5, 0, 1, 2, 6)
+    """(I, out, N) -> (B, H', W', k, k, in, out)."""
+    return r.unflatten(2, size).unflatten(0, window).permute(4, 5, 6, 0, 1, 2, 3)
 
 
 def _without_position(state: EMIteration) -> EMIteration:

@@ -113,12 +113,12 @@ def activated_routing_step(
         q, log_a = _by_position(parents, parent_log_activations, centre, linear, size)
         step = _tile_step(centre, q, log_a, 1.0 / math.sqrt(d) if scale is None else scale)
         moments, r = accumulate(step, split_tiles(seen), return_coefficients)
-        poses = moments.first + moments.mass[:, None, :, None] * centre
+        poses = moments.first + moments.mass[:, None, None] * centre
         _, variance = mean_and_variance(moments, centre)
         log_activations = log_activation(moments.mass, variance, beta_u, beta_a, temperature)
     result = ActivatedStep(
         by_capsule(poses, size),
-        log_activations.unflatten(0, size),
+        log_activations.t().unflatten(0, size),
         None if r is None else by_window(r, size, window),
     )
     return _without_position(result) if linear else result
@@ -134,7 +134,7 @@ def _tile_step(
         if parents is None or log_a is None:
             r = uniform_coefficients(tile, centre)
         else:
-            r = (scale * sum_pose(v * parents) + log_a).softmax(dim=-1)
+            r = (scale * sum_pose(v * parents) + log_a).softmax(dim=1)
         return weighted_moments(r, tile.log_activations, v - centre), r
 
     return step
@@ -147,10 +147,10 @@ def _by_position(
     linear: bool,
     size: tuple[int, int, int],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Parents as (N, R, out, b) and their log-activations as (N, out), like the votes."""
+    """Parents as (out, b, R, N) and their log-activations as (out, N), like the votes."""
     if parents is None or log_a is None:
         return None, None
-    _, rows, out, b = centre.shape
+    out, b, rows, _ = centre.shape
     expected = (size[0], out, rows * b) if linear else (*size, out, rows * b)
     if parents.shape != expected:
         raise ValueError(f"`parents` must have shape {expected}, got {tuple(parents.shape)}")
@@ -158,8 +158,8 @@ def _by_position(
         raise ValueError(
             f"`parent_log_activations` must have shape {expected[:-1]}, got {tuple(log_a.shape)}"
         )
-    q = parents.to(centre.dtype).reshape(-1, out, rows, b).transpose(1, 2)
-    return q, log_a.to(centre.dtype).reshape(-1, out)
+    q = parents.to(centre.dtype).reshape(-1, out, rows, b).permute(1, 3, 2, 0)
+    return q, log_a.to(centre.dtype).reshape(-1, out).t()
 
 
 def _without_position(step: ActivatedStep) -> ActivatedStep:
