@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capsroute.ops import em
+from capsroute.ops import vote_tiles
 from capsroute.ops.inverted.activations import activated_routing_step
 
 NAMES = (
@@ -166,7 +166,7 @@ def test_matches_the_loop_forward_and_backward(shapes, stride, scale, temperatur
     inputs = make_inputs(**shapes, stride=stride)
     default_scale = (4 if shapes["matrix"] else 2) ** -0.5
     expected = oracle(*inputs, stride=stride, scale=scale or default_scale, temperature=temperature)
-    with patch.dict(em.TILE_BYTES, cpu=tile_bytes):
+    with patch.dict(vote_tiles.TILE_BYTES, cpu=tile_bytes):
         actual = activated_routing_step(
             *inputs, stride=stride, scale=scale, temperature=temperature, return_coefficients=True
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capsroute.ops import em
+from capsroute.ops import em, vote_tiles
 from capsroute.ops.em import em_routing, em_routing_history
 
 
@@ -131,7 +131,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
 
 
 def tiles_of(bytes_: int):
-    return patch.dict(em.TILE_BYTES, cpu=bytes_)
+    return patch.dict(vote_tiles.TILE_BYTES, cpu=bytes_)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.ops.em import EMIteration, at_least_float32, em_routing, em_routing_history
+from capsroute.ops.em import EMIteration, em_routing, em_routing_history
+from capsroute.ops.vote_tiles import at_least_float32
 
 
 class EMPrimaryCaps(nn.Module):

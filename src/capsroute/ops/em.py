@@ -32,23 +32,34 @@ here waits for the device.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-VARIANCE_FLOOR = 5e-4
+from capsroute.ops.vote_tiles import (
+    Children,
+    Moments,
+    accumulate,
+    at_least_float32,
+    by_capsule,
+    by_window,
+    check_betas,
+    check_children,
+    evenly_routed_mean,
+    gather_children,
+    log_activation,
+    mean_and_variance,
+    output_size,
+    split_tiles,
+    sum_pose,
+    uniform_coefficients,
+    votes,
+    weighted_moments,
+)
+
 SHARPNESS = 100.0  # what the inverse temperature is multiplied by, mass being about 1
-LEAST_MASS = 1e-20  # a parent with less than this keeps the mean it had; far above fp32 underflow
-
-# Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
-TILE_BYTES = {"cpu": 2 << 20}
-TILE_BYTES_OTHERWISE = 256 << 20
-
-Result = TypeVar("Result")
 
 
 class EMIteration(NamedTuple):
@@ -57,29 +68,6 @@ class EMIteration(NamedTuple):
     poses: Tensor  # (B, H', W', out, d) or, for the class layer, (B, out, d)
     log_activations: Tensor  # (B, H', W', out) or (B, out)
     coefficients: Tensor | None  # r: (B, H', W', k, k, in, out) or (B, H·W·in, out)
-
-
-class Children(NamedTuple):
-    """What parents see, laid out for batched products.
-
-    I counts the children of one parent position, N the parent positions of the whole batch, R the
-    rows of a pose (√d for a matrix, 1 for a vector). Votes are (I, out, b, R, N), and whatever
-    belongs to a parent is (out, b, R, N) or (out, N): with N innermost, sums over children,
-    parents and elements of a pose all run along whole vectors.
-    """
-
-    poses: Tensor  # (I, a, R·N)
-    log_activations: Tensor  # (I, 1, N)
-    transforms: Tensor  # (I, out·b, a)
-    offsets: Tensor | None = None  # (I, 1, b, R, 1), added to the votes
-
-
-class Moments(NamedTuple):
-    """Σ_i R_ij (v_ij − c_j)^n for n = 0, 1, 2 and some centre c."""
-
-    mass: Tensor  # (out, N)
-    first: Tensor  # (out, b, R, N)
-    second: Tensor  # (out, b, R, N)
 
 
 def em_routing(
@@ -218,49 +206,6 @@ def _tile_step(
     return step
 
 
-# Tiles: shared with the activations of ablation C (ops/inverted/activations.py)
-
-
-def at_least_float32(*tensors: Tensor) -> list[Tensor]:
-    """All in one dtype: float64 if any is, else float32."""
-    double = any(tensor.dtype == torch.float64 for tensor in tensors)
-    return [tensor.to(torch.float64 if double else torch.float32) for tensor in tensors]
-
-
-def output_size(children: Tensor, kernel: tuple[int, int], stride: int) -> tuple[int, int, int]:
-    """(B, H', W')."""
-    batch, height, width = children.shape[:3]
-    return batch, (height - kernel[0]) // stride + 1, (width - kernel[1]) // stride + 1
-
-
-def gather_children(
-    poses: Tensor,
-    log_activations: Tensor,
-    weight: Tensor,
-    stride: int,
-    offsets: Tensor | None = None,
-) -> Children:
-    """Operands from (B, H, W, in, d), (B, H, W, in) and (k, k', in, out, a, b); copies windows."""
-    a = weight.shape[-2]
-    kernel = (weight.shape[0], weight.shape[1])
-    _, height, width = output_size(poses, kernel, stride)
-    reach_y, reach_x = stride * (height - 1) + 1, stride * (width - 1) + 1
-
-    def windows(x: Tensor) -> Tensor:  # -> (k·k', in, B, H', W', …)
-        seen = [
-            x[:, y : y + reach_y : stride, z : z + reach_x : stride]
-            for y in range(kernel[0])
-            for z in range(kernel[1])
-        ]
-        return torch.stack(seen).movedim(4, 1)
-
-    split = windows(poses).unflatten(-1, (-1, a))  # (k·k', in, B, H', W', R, a)
-    columns = split.permute(0, 1, 6, 5, 2, 3, 4).flatten(0, 1).flatten(2)
-    log_a = windows(log_activations).flatten(0, 1).flatten(1)
-    transforms = weight.flatten(0, 2).transpose(2, 3).flatten(1, 2)
-    return Children(columns, log_a.unsqueeze(1), transforms, offsets)
-
-
 def coordinates(poses: Tensor) -> Tensor:
     """What coordinate addition adds to votes: (H·W·in, 1, n, n, 1), zero but for two elements."""
     _, height, width, capsules, d = poses.shape
@@ -271,112 +216,6 @@ def coordinates(poses: Tensor) -> Tensor:
     offsets[..., 0, n - 1, 0, 0] = row[:, None, None]
     offsets[..., 0, n - 1, 1, 0] = column[:, None]
     return offsets.flatten(0, 2)
-
-
-def split_tiles(children: Children) -> list[Children]:
-    """Runs of children whose votes fit the byte budget; at least one child each."""
-    count = len(children.poses)
-    tile = count
-    if not torch.compiler.is_exporting():  # an exported graph's batch is unknown: one tile
-        itemsize = children.poses.element_size()
-        per_column = children.transforms.shape[1] * itemsize
-        budget = TILE_BYTES.get(children.poses.device.type, TILE_BYTES_OTHERWISE)
-        tile = min(count, max(1, budget // max(1, per_column * children.poses.shape[2])))
-        tile = math.ceil(count / math.ceil(count / tile))  # as many tiles, evenly filled
-    parts = [field.split(tile) for field in children[:3]]
-    offsets: Sequence[Tensor | None] = [None] * len(parts[0])
-    if children.offsets is not None:
-        offsets = children.offsets.split(tile)
-    return [Children(*fields) for fields in zip(*parts, offsets, strict=True)]
-
-
-def votes(tile: Children, parents: Tensor) -> Tensor:
-    """v_ij = p_i · W_ij, of shape (I, *parents.shape)."""
-    v = torch.bmm(tile.transforms, tile.poses).view(-1, *parents.shape)
-    return v if tile.offsets is None else v + tile.offsets
-
-
-def sum_pose(x: Tensor) -> Tensor:
-    """Σ_h over the elements of a pose: (…, out, b, R, N) -> (…, out, N)."""
-    return x.sum(dim=(-3, -2))
-
-
-def uniform_coefficients(tile: Children, parents: Tensor) -> Tensor:
-    """1/M for every child and parent: (I, out, N)."""
-    out, positions = parents.shape[0], parents.shape[-1]
-    share = parents.new_full((1, 1, 1), 1.0 / out)
-    return share.expand(tile.log_activations.shape[0], out, positions)
-
-
-def weighted_moments(r: Tensor, log_activations: Tensor, deviation: Tensor) -> Moments:
-    """Moments of a tile's votes, each weighed by R_ij = a_i · r_ij."""
-    weights = r * log_activations.exp()
-    spread = weights[:, :, None, None] * deviation
-    return Moments(weights.sum(dim=0), spread.sum(dim=0), (spread * deviation).sum(dim=0))
-
-
-def accumulate(
-    step: Callable[[Children], tuple[Moments, Tensor]], tiles: list[Children], keep: bool
-) -> tuple[Moments, Tensor | None]:
-    """Add up the moments of all tiles; with `keep` also their coefficients, (I, out, N)."""
-    total: Moments | None = None
-    kept = []
-    for tile in tiles:
-        moments, r = _recomputed(step, tile)
-        total = moments if total is None else Moments(*map(torch.add, total, moments))
-        if keep:
-            kept.append(r)
-    assert total is not None  # there is at least one tile
-    return total, torch.cat(kept) if keep else None
-
-
-def _recomputed(function: Callable[[Children], Result], tile: Children) -> Result:
-    """Call so that backward recomputes what the call computed, instead of storing it."""
-    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
-        return function(tile)
-    # no randomness inside; saving the generator's state would break CUDA graph capture
-    return checkpoint(function, tile, use_reentrant=False, preserve_rng_state=False)
-
-
-@torch.no_grad()
-def evenly_routed_mean(children: Children, out: int) -> Tensor:
-    """Σ_i a_i v_ij / Σ_i a_i, a centre for the first moments, (out, b, R, N): one GEMM, no votes.
-
-    Carries no gradient, because the centre does not change the result; for the same reason it may
-    leave the offsets out.
-    """
-    count, a, columns = children.poses.shape
-    positions = children.log_activations.shape[-1]
-    share = children.log_activations.softmax(dim=0)  # safe where every child is inactive
-    weighed = children.poses.reshape(count, -1, positions) * share
-    mean = children.transforms.transpose(0, 1).flatten(1) @ weighed.reshape(count * a, columns)
-    return mean.view(out, -1, columns // positions, positions)
-
-
-def mean_and_variance(moments: Moments, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """μ and σ² from the moments about `centre`."""
-    mass = moments.mass.clamp_min(LEAST_MASS)[:, None, None]
-    shift = moments.first / mass
-    variance = moments.second / mass - shift.square()
-    return centre + shift, variance.clamp_min(0.0) + VARIANCE_FLOOR
-
-
-def log_activation(
-    mass: Tensor, variance: Tensor, beta_u: Tensor, beta_a: Tensor, sharpness: float
-) -> Tensor:
-    """log a_j from what parent j's votes cost to code; `sharpness` is an inverse temperature."""
-    cost = sum_pose(beta_u[:, None, None, None] + 0.5 * variance.log()) * mass
-    return F.logsigmoid(sharpness * (beta_a[:, None] - cost))
-
-
-def by_capsule(poses: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """(out, b, R, N) -> (B, H', W', out, d)."""
-    return poses.permute(3, 0, 2, 1).flatten(2).unflatten(0, size)
-
-
-def by_window(r: Tensor, size: tuple[int, int, int], window: tuple[int, int, int]) -> Tensor:
-    """(I, out, N) -> (B, H', W', k, k, in, out)."""
-    return r.unflatten(2, size).unflatten(0, window).permute(4, 5, 6, 0, 1, 2, 3)
 
 
 def _without_position(state: EMIteration) -> EMIteration:
@@ -418,38 +257,3 @@ def _check(
     if weight.ndim == 4 and stride != 1:
         raise ValueError(f"`stride` must be 1 for the class layer, got {stride}")
     check_betas(weight, beta_u, beta_a)
-
-
-def check_children(
-    named: dict[str, Tensor], weight: Tensor, stride: int, *, linear: bool = False
-) -> None:
-    """Raise unless the named poses and log-activations, in this order, fit the weight."""
-    (poses_name, poses), (log_name, log_activations) = named.items()
-    capsules = weight.shape[-4]
-    if poses.ndim != (3 if linear else 5) or poses.shape[-2] != capsules:
-        expected = f"(B, {capsules}, d)" if linear else f"(B, H, W, {capsules}, d)"
-        raise ValueError(
-            f"`{poses_name}` must have shape {expected} to fit `weight`, got {tuple(poses.shape)}"
-        )
-    if log_activations.shape != poses.shape[:-1]:
-        raise ValueError(
-            f"`{log_name}` must have shape {tuple(poses.shape[:-1])}, "
-            f"got {tuple(log_activations.shape)}"
-        )
-    if stride < 1:
-        raise ValueError(f"`stride` must be at least 1, got {stride}")
-    if weight.ndim == 6 and (
-        weight.shape[0] != weight.shape[1] or weight.shape[0] > min(poses.shape[1:3])
-    ):
-        raise ValueError(
-            f"`weight` must have a square kernel within the {poses.shape[1]}×{poses.shape[2]} "
-            f"input, got {weight.shape[0]}×{weight.shape[1]}"
-        )
-
-
-def check_betas(weight: Tensor, beta_u: Tensor, beta_a: Tensor) -> None:
-    """Raise unless there is one β_u and one β_a for each parent type."""
-    expected = (weight.shape[-3],)
-    for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
-        if beta.shape != expected:
-            raise ValueError(f"`{name}` must have shape {expected}, got {tuple(beta.shape)}")

@@ -15,7 +15,7 @@ so agreement stays the inverted routing's, an inactive child has no say, an acti
 before an inactive one, and a parent is active when the votes it was given agree. As in EM routing
 here, activations travel as logarithms; unlike there, the mass Σ_i R_ij is Hinton's, as it stands.
 
-The work is done tile by tile and recomputed in the backward pass, by the machinery of `ops/em.py`.
+The work is done tile by tile and recomputed in the backward pass, by `ops/vote_tiles.py`.
 """
 
 import math
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capsroute.ops.em import (
+from capsroute.ops.vote_tiles import (
     Children,
     Moments,
     accumulate,
