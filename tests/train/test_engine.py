@@ -7,10 +7,12 @@ import signal
 import pytest
 import torch
 
+from capsroute import create_model
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train.build import Runtime, build_model, load_data
+from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import ModelConfig, OptimConfig, load_config
+from capsroute.train.distributed import Processes
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
 from capsroute.train.reporting import Reporter
@@ -256,6 +258,21 @@ class TestFolders:
             run(config, stopped)
         assert (stopped / "state.pt").read_bytes() == good
         assert not list(stopped.glob(".*tmp*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "said"),
+    [
+        ("resnet18_cifar10", 2, True),
+        ("resnet18_cifar10", 1, False),
+        ("inverted_simple_cifar10", 2, False),
+    ],
+)
+def test_several_cpu_processes_are_told_about_batch_norm(name, world, said):
+    with torch.device("meta"):
+        model = create_model(name)
+    note = batch_norm_note(model, Processes(0, world, torch.device("cpu")))
+    assert (note is not None) == said
 
 
 def test_initial_weights_follow_the_seed(config):

@@ -117,8 +117,12 @@ def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Confi
     return wrapped
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+def batch_norm_note(model: nn.Module, job: Processes) -> str | None:
+    """What a user of several CPU processes should know, where it matters."""
+    norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    if norms and job.world > 1 and job.device.type == "cpu":
+        return "BatchNorm statistics are per process on a CPU"
+    return None
 
 
 def tensorboard(path: Path, step: int) -> Any:

@@ -13,10 +13,10 @@ from capsroute.data import Dataset, EvalBatches, Split
 from capsroute.models.weights import save_model
 from capsroute.train.build import (
     Runtime,
+    batch_norm_note,
     build_model,
     check_evaluation,
     check_tensorboard,
-    has_batch_norm,
     keep_freed_memory,
     load_data,
     tensorboard,
@@ -91,8 +91,8 @@ class _Run:
         self.wants_board = runtime.tensorboard and job.first
         if self.wants_board:
             check_tensorboard()
-        if job.world > 1 and job.device.type == "cpu" and has_batch_norm(self.model):
-            reporter.message("BatchNorm statistics are per process on a CPU")
+        if note := batch_norm_note(self.model, job):
+            reporter.message(note)
 
     def resume(self) -> None:
         """Go back to the last checkpoint; metrics after it will be measured again."""
