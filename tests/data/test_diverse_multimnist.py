@@ -158,6 +158,13 @@ def test_the_test_set_is_pinned(mnist):
     assert torch.equal(images, test.fixed_set()[0])
 
 
+def test_the_best_constant_answer_is_rarely_right():
+    """The README's floor: 2.3 % of the test images share one set of labels."""
+    targets = load_dataset("diverse_multimnist").test.targets
+    most = targets.unique(dim=0, return_counts=True)[1].max().item()
+    assert most == 233
+
+
 def test_train_validation_and_test_digits_are_disjoint(mnist):
     """By what `load_dataset` really uses: the digits of its sources, cut out of their images."""
 

@@ -63,6 +63,12 @@ def test_ablations_are_what_their_letters_say():
     assert preset("inverted_simple_cifar10_c_r2").config.model.activations is True
 
 
+def test_only_what_the_paper_prints_is_called_the_papers():
+    printed, average = preset("inverted_resnet_cifar10_r2"), preset("inverted_resnet_cifar10_r1")
+    assert printed.paper_accuracy == 95.14 and "95.14 % in the paper" in printed.summary
+    assert average.paper_accuracy is None and "in the paper" not in average.summary
+
+
 def test_an_unknown_preset_suggests_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'em_resnet_cifar10_r2'"):
         preset("em_resnet_cifar10")

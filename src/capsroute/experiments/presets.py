@@ -35,11 +35,12 @@ def register(build: Callable[[], Config]) -> Callable[[], Config]:
 
 
 def register_paper(
-    accuracies: Mapping[int | None, float],
+    accuracies: Mapping[int | None, float | None],
 ) -> Callable[[Callable[[int | None], Config]], Callable[[int | None], Config]]:
     """Decorator: an experiment of the paper at each number of iterations that it reports.
 
-    `accuracies` are the paper's, by iterations (None for a model that does not route).
+    `accuracies` are the paper's, by iterations (None for a model that does not route); an accuracy
+    of None is one that the paper does not print.
     """
 
     def add(build: Callable[[int | None], Config]) -> Callable[[int | None], Config]:
@@ -48,7 +49,8 @@ def register_paper(
             routed = (
                 "" if iterations is None else f", {iterations} iteration{'s' * (iterations > 1)}"
             )
-            summary = f"{_first_line(build).rstrip('.')}{routed} ({accuracy:.2f} % in the paper)."
+            printed = "" if accuracy is None else f" ({accuracy:.2f} % in the paper)"
+            summary = f"{_first_line(build).rstrip('.')}{routed}{printed}."
             config = replace(build(iterations), experiment=name)
             _PRESETS[name] = Preset(name, summary, config, accuracy)
         return build

@@ -1,6 +1,5 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
-import ctypes
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,21 +34,6 @@ def check_tensorboard() -> None:
         raise ValueError(
             "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
         )
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, for a run on a CPU.
-
-    It would hand large blocks back to the system after every step and fault them in again in the
-    next, page by page: a fifth of a step of `inverted_small_multimnist` on two cores.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:  # not Linux, or not glibc
-        return
-    trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    libc.mallopt(trim_threshold, 1 << 30)
-    libc.mallopt(mmap_threshold, 1 << 30)
 
 
 def build_model(config: Config, dataset: Dataset) -> ImageClassifier:

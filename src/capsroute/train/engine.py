@@ -17,7 +17,6 @@ from capsroute.train.build import (
     build_model,
     check_evaluation,
     check_tensorboard,
-    keep_freed_memory,
     load_data,
     tensorboard,
     train_batches,
@@ -48,8 +47,6 @@ def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> di
         if job.same("whether the run is finished", folder.summary.exists()):
             reporter.message(f"{out} is finished; nothing was trained")
             return folder.read_summary() if job.first else {}
-        if job.device.type == "cpu":
-            keep_freed_memory()
         run = _Run(config, folder, runtime, reporter, job, load_data(config, reporter))
         try:
             if job.first:  # nothing is written before the parts are known to fit
