@@ -66,13 +66,13 @@ def test_stack_equals_the_papers_inference(impl, name, stack, iterations):
         layer.impl = impl
     expected = oracle.inference(primary, as_oracle(layers), iterations, name == "concurrent")[-1]
     actual = CapsuleStack(layers, iterations=iterations, schedule=name)(primary)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    oracle.assert_close(actual, expected)
     for got, want in zip(
         all_gradients(actual, primary, layers),
         all_gradients(expected, primary, layers),
         strict=True,
     ):
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        oracle.assert_close(got, want)
 
 
 def deep_stack(capsule_layers):
