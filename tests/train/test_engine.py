@@ -144,9 +144,9 @@ class PoisonAfter(Reporter):
     def __init__(self, monkeypatch, step):
         original = TrainStep.__call__
 
-        def poisoned(self, number, *arguments, **options):
-            original(self, number, *arguments, **options)
-            if number == step:
+        def poisoned(self, images, targets, share, now):
+            original(self, images, targets, share, now)
+            if now.step == step:
                 with torch.no_grad():
                     next(self.bare.parameters()).fill_(float("inf"))
 

@@ -6,6 +6,7 @@ import torch
 from capsroute import create_model
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.step import (
+    Moment,
     TrainStep,
     WeightAverage,
     choose_loss,
@@ -90,7 +91,7 @@ def test_clipping_bounds_the_update():
     optim = OptimConfig(momentum=0.0, weight_decay=0.0, clip=1e-3)
     step = TrainStep(model, model, Config(optim=optim), world=1)
     before = {key: value.clone() for key, value in model.named_parameters()}
-    step(0, torch.rand(4, 1, 24, 24), torch.ones(4, 10), share=1.0, lr=1.0, epoch=0.0)
+    step(torch.rand(4, 1, 24, 24), torch.ones(4, 10), 1.0, Moment(step=0, lr=1.0, epoch=0.0))
     moved = sum((value - before[key]).square().sum() for key, value in model.named_parameters())
     assert moved.sqrt().item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -99,8 +100,8 @@ def test_the_first_bad_step_is_remembered_without_waiting():
     model = create_model("inverted_small_multimnist", image_size=24)
     step = TrainStep(model, model, Config(), world=1)
     images, targets = torch.rand(2, 1, 24, 24), torch.ones(2, 10)
-    step(0, images, targets, 1.0, 0.0, 0.0)
+    step(images, targets, 1.0, Moment(0, 0.0, 0.0))
     assert step.first_bad_step.item() == -1
     for index in (1, 2):
-        step(index, images * float("nan"), targets, 1.0, 0.0, 0.0)
+        step(images * float("nan"), targets, 1.0, Moment(index, 0.0, 0.0))
     assert step.first_bad_step.item() == 1

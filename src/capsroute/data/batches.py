@@ -130,10 +130,18 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         return map(_ahead_of_need(self.split, self._make, len(self)), range(len(self)))
 
+    def size(self, index: int) -> int:
+        """Images in batch `index`."""
+        return min(self.batch_size, self.stop - self.start - index * self.batch_size)
+
     def _make(self, index: int) -> Batch:
         first = self.start + index * self.batch_size
-        rows = torch.arange(first, min(first + self.batch_size, self.stop))
-        images, targets = self.split.render(_where_rendered(rows[:, None], self.split))
+        rows = torch.arange(first, first + self.size(index))
+        return self.render(_where_rendered(rows, self.split))
+
+    def render(self, rows: Tensor) -> Batch:
+        """Float images and targets of some rows of the split, as `TrainBatches.render` does it."""
+        images, targets = self.split.render(rows[:, None])
         if self.crop is not None:
             images = center_crop(images, self.crop)
         return to_float(images), targets

@@ -1,7 +1,8 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ class Runtime:
 
     device: str = "auto"
     """auto, cpu or cuda."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: bool = field(default_factory=torch.cuda.is_available)
+    """Compile the model with torch.compile; takes a minute, so by default on a GPU alone."""
+    capture: bool = True
+    """Run each step as one CUDA graph (a GPU, one process, images on the GPU)."""
     tensorboard: bool = False
     """Write TensorBoard files too (extra `tensorboard`)."""
 
@@ -90,15 +93,40 @@ def check_evaluation(config: Config, dataset: Dataset) -> None:
 
 def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:
     """The model as training calls it: synchronised, distributed, compiled, as asked for."""
+    if job.device.type == "cuda":
+        _prepare_convolutions(model)
     wrapped: nn.Module = model
     if job.world > 1:
         if config.sync_bn and job.device.type == "cuda":
             wrapped = nn.SyncBatchNorm.convert_sync_batchnorm(wrapped)
         devices = [job.device] if job.device.type == "cuda" else None
         wrapped = DistributedDataParallel(wrapped, device_ids=devices)
-    if runtime.compile:
-        wrapped.compile()
-    return wrapped
+    return compiled(wrapped, runtime)
+
+
+def _prepare_convolutions(model: nn.Module) -> None:
+    """Channels last, as tensor cores read them; transforms of capsules stay as they are."""
+    torch.backends.cudnn.benchmark = True  # few shapes, many steps: it pays to time algorithms
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight.data
+            module.weight.data = weight.contiguous(memory_format=torch.channels_last)
+
+
+def compiled(function: Callable, runtime: Runtime) -> Any:
+    """As `torch.compile` makes it, if asked for; each shape is compiled by itself."""
+    return torch.compile(function, dynamic=False) if runtime.compile else function
+
+
+def capture_note(split: Split, job: Processes, runtime: Runtime) -> str | None:
+    """None where steps are captured as CUDA graphs; else what a user should know, if anything."""
+    if job.device.type != "cuda" or not runtime.capture:
+        return ""
+    if job.world > 1:
+        return "with several processes a step is not captured as a CUDA graph"
+    if not split.resident:
+        return "images stream from host memory, so a step is not captured as a CUDA graph"
+    return None
 
 
 def batch_norm_note(model: nn.Module, job: Processes) -> str | None:

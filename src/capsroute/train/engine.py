@@ -7,31 +7,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from capsroute.data import Dataset, EvalBatches, Split
+from capsroute.data import Dataset, Split
 from capsroute.models.weights import save_model
 from capsroute.train.build import (
     Runtime,
     batch_norm_note,
     build_model,
+    capture_note,
     check_evaluation,
     check_tensorboard,
+    compiled,
     load_data,
     tensorboard,
     train_batches,
     wrap,
 )
+from capsroute.train.capture import CapturedSteps, Graphs
 from capsroute.train.checkpoint import RunFolder, restore_rng, rng_state
 from capsroute.train.config import Config
 from capsroute.train.distributed import Processes, processes
+from capsroute.train.held_out import HeldOut
 from capsroute.train.interruption import Interrupted, stop_signals
-from capsroute.train.metrics import MetricsFile, Totals, correct, draw_curves
+from capsroute.train.metrics import Glance, MetricsFile, averages, draw_curves
 from capsroute.train.provenance import summarize
 from capsroute.train.reporting import Reporter
-from capsroute.train.step import TrainStep, learning_rate
+from capsroute.train.step import Moment, TrainStep, learning_rate
 
-LOOK_EVERY = 50  # steps between looks at the running loss; each look waits for the device
+LOOK_EVERY = 50  # steps between looks at the running loss
 DRAWING_SHARE = 20.0  # curves are drawn when that many times the time it takes has passed
 
 
@@ -77,10 +80,22 @@ class _Run:
         self.batches = train_batches(config, dataset.train.to(job.device), job)
         self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
-        held = {"val": dataset.validation, "test": dataset.test}
-        self.held_out = {k: split.to(job.device) if split else None for k, split in held.items()}
         wrapped = wrap(self.model, job, runtime, config)
         self.train_step = TrainStep(wrapped, self.model, config, job.world)
+        self.graphs, self.captured = None, None
+        if (note := capture_note(self.batches.split, job, runtime)) is None:
+            self.graphs = Graphs(job.device)
+            render = compiled(self.batches.render, runtime)
+            self.captured = CapturedSteps(
+                self.graphs, self.batches, render, self.train_step, self.moment, self.steps
+            )
+        elif note:
+            reporter.message(note)
+        self.held_out = {
+            "val": self.hold_out(dataset.validation),
+            "test": self.hold_out(dataset.test),
+        }
+        self.glance, self.rate = Glance(), 0.0
         self.metrics = MetricsFile(folder.metrics)
         self.records: list[dict[str, Any]] = []
         self.step, self.seconds, self.draw_again = 0, 0.0, 0.0
@@ -134,18 +149,26 @@ class _Run:
                     raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
                 started = time.perf_counter()
             elif self.step % LOOK_EVERY == 0:
-                self.look(self.seconds + time.perf_counter() - started)
+                self.look(self.seconds + time.perf_counter() - started, wait=False)
 
     def one_step(self) -> None:
+        if self.captured is not None:
+            self.captured(self.step)
+        else:
+            self.uncaptured_step()
+        self.step += 1
+
+    def uncaptured_step(self) -> None:
         images, targets = self.batches.batch(self.step)
         share = len(images) / self.batches.global_size(self.step)
         if share == 0.0:  # a last batch smaller than the job: go along with weight zero
             whole = train_batches(self.config, self.batches.split, Processes(0, 1, self.job.device))
             images, targets = (part[:1] for part in whole.batch(self.step))
-        epoch = self.step / self.epoch_steps
-        lr = learning_rate(self.config.optim, self.step, self.steps, self.epoch_steps)
-        self.train_step(self.step, images, targets, share, lr, epoch)
-        self.step += 1
+        self.train_step(images, targets, share, self.moment(self.step))
+
+    def moment(self, step: int) -> Moment:
+        lr = learning_rate(self.config.optim, step, self.steps, self.epoch_steps)
+        return Moment(step, lr, step / self.epoch_steps)
 
     def clock(self, started: float) -> float:
         """Seconds since `started`, the device's work included."""
@@ -153,21 +176,28 @@ class _Run:
             torch.cuda.synchronize(self.job.device)
         return time.perf_counter() - started
 
-    def look(self, seconds: float) -> None:
-        """Read the running averages; stop if loss or weights are not finite in any process."""
-        bad = int(self.train_step.first_bad_step.item())
-        if bad < 0 and not self.train_step.is_finite():
+    def look(self, seconds: float, wait: bool = True) -> None:
+        """Show the running averages; stop if loss or weights are not finite in any process.
+
+        Without waiting for a GPU, what is seen is some steps old.
+        """
+        tallies = self.train_step.tallies()
+        numbers = tallies.tolist() if wait else self.glance(tallies)
+        if numbers is None:
+            return
+        *sums, bad = numbers
+        if wait and bad < 0 and not self.train_step.is_finite():
             bad = self.step - 1
-        found = [step for step in self.job.gather(bad) if step >= 0]
+        found = [step for step in self.job.gather(int(bad)) if step >= 0]
         if found:
             kept = "; the last good checkpoint is kept" if self.folder.state.exists() else ""
             raise DivergedError(
                 f"loss or weights were not finite in step {min(found)}{kept} ({self.folder.path}). "
                 "Try a lower `--lr`, `--clip 1` or `--dtype float32`, in a new folder"
             )
-        loss, accuracy = self.train_step.totals.averages(self.train_step.totals.sums)
-        rate = self.images_seen() / max(seconds, 1e-9)
-        self.reporter.progress(self.step, loss, accuracy, rate)
+        if wait or self.captured is None:  # else the host is ahead of what it would count
+            self.rate = self.images_seen() / max(seconds, 1e-9)
+        self.reporter.progress(self.step, *averages(*sums), self.rate)
 
     def images_seen(self) -> int:
         epochs, rest = divmod(self.step, self.epoch_steps)
@@ -176,18 +206,18 @@ class _Run:
 
     def evaluate(self) -> None:
         """Measure, write a line of metrics, draw the curves, start the averages anew."""
-        totals = self.train_step.totals
+        totals, epoch = self.train_step.totals, self.step / self.epoch_steps
         loss, accuracy = totals.averages(self.job.sum(totals.sums.clone()))
-        lr = learning_rate(self.config.optim, self.step - 1, self.steps, self.epoch_steps)
         record: dict[str, Any] = {
             "step": self.step,
-            "epoch": self.step / self.epoch_steps,
-            "lr": lr,
+            "epoch": epoch,
+            "lr": self.moment(self.step - 1).lr,
             "train_loss": loss,
             "train_accuracy": accuracy,
         }
-        for name, split in self.held_out.items():
-            measured = (None, None) if split is None else self.measure(split)
+        self.job.share(self.train_step.buffers())
+        for name, held in self.held_out.items():
+            measured = (None, None) if held is None else held.measure(epoch)
             record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
         record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
         totals.sums.zero_()
@@ -205,29 +235,18 @@ class _Run:
                 if isinstance(value, float):
                     self.board.add_scalar(key, value, self.step)
 
-    @torch.no_grad()
-    def measure(self, split: Split) -> tuple[float, float]:
-        """(mean loss, accuracy in percent) of the weights, or of their average where kept."""
-        job, model = self.job, self.model
-        job.share(self.train_step.buffers())
-        weights = self.evaluated_weights()
-        batches = EvalBatches(
-            split,
-            self.config.eval_batch_size,
-            rank=job.rank,
-            world=job.world,
-            crop=self.config.data.crop,
+    def hold_out(self, split: Split | None) -> HeldOut | None:
+        if split is None:
+            return None
+        return HeldOut(
+            split.to(self.job.device),
+            self.model,
+            self.evaluated_weights(),
+            self.train_step.loss,
+            self.config,
+            self.job,
+            self.graphs,
         )
-        totals = Totals(job.device)
-        model.eval()
-        low = self.config.dtype == "bfloat16"
-        for images, targets in batches:
-            with torch.autocast(job.device.type, torch.bfloat16, enabled=low):
-                scores = functional_call(model, weights, (images,))
-            loss = self.train_step.loss(scores, targets, self.step / self.epoch_steps)
-            totals.add(loss, correct(model, scores, targets), len(images))
-        model.train()
-        return totals.averages(job.sum(totals.sums))
 
     def evaluated_weights(self) -> dict[str, Tensor]:
         average = self.train_step.average

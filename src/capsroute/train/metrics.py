@@ -21,6 +21,11 @@ def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
     return scores.argmax(dim=-1) == targets
 
 
+def averages(loss: float, right: float, count: float) -> tuple[float, float]:
+    """(mean loss, accuracy in percent) from sums; NaN before the first image."""
+    return (loss / count, 100.0 * right / count) if count else (float("nan"), float("nan"))
+
+
 class Totals:
     """Sums of loss, right answers and images, on the device; read rarely, since reading waits."""
 
@@ -33,10 +38,37 @@ class Totals:
         self.sums[1] += right.sum()
         self.sums[2] += count
 
-    def averages(self, sums: Tensor) -> tuple[float, float]:
+    @staticmethod
+    def averages(sums: Tensor) -> tuple[float, float]:
         """(mean loss, accuracy in percent); NaN before the first image."""
-        loss, right, count = sums.tolist()
-        return (loss / count, 100.0 * right / count) if count else (float("nan"), float("nan"))
+        return averages(*sums.tolist())
+
+
+class Glance:
+    """Numbers on their way from the device: each call gets those that were sent before.
+
+    On a CPU nothing travels, and a call gets its own.
+    """
+
+    def __init__(self) -> None:
+        self.sent: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, numbers: Tensor) -> list[float] | None:
+        """None while nothing has arrived."""
+        if numbers.device.type != "cuda":
+            return numbers.tolist()
+        arrived = None
+        if self.sent is not None:
+            copy, event = self.sent
+            if not event.query():
+                return None
+            arrived = copy.tolist()
+        copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        copy.copy_(numbers, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self.sent = copy, event
+        return arrived
 
 
 class MetricsFile:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,17 @@ from capsroute.models.em import EMCapsNet
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.metrics import Totals, correct
 
-Loss = Callable[[Tensor, Tensor, float], Tensor]
+Number = float | Tensor  # a tensor where a CUDA graph shall read another value at every replay
+Loss = Callable[[Tensor, Tensor, Number], Tensor]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in a run a step is."""
+
+    step: Number
+    lr: Number
+    epoch: Number
 
 
 def choose_loss(config: OptimConfig, model: ImageClassifier) -> Loss:
@@ -44,14 +55,22 @@ def choose_loss(config: OptimConfig, model: ImageClassifier) -> Loss:
 
 
 def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """On a GPU one kernel updates everything, and the learning rate is a tensor there."""
+    parameters = list(model.parameters())
+    gpu = parameters[0].device.type == "cuda"
+    lr: Any = torch.tensor(config.lr, device=parameters[0].device) if gpu else config.lr
+    decay = config.weight_decay
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), config.lr, weight_decay=config.weight_decay)
+        return torch.optim.Adam(
+            parameters, lr, weight_decay=decay, capturable=gpu, fused=gpu or None
+        )
     return torch.optim.SGD(
-        model.parameters(),
-        config.lr,
+        parameters,
+        lr,
         momentum=config.momentum,
         nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
+        weight_decay=decay,
+        fused=gpu or None,
     )
 
 
@@ -79,11 +98,17 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        for key, value in model.state_dict().items():
-            if key in self.learned:
-                self.values[key].lerp_(value, 1.0 - self.decay)
-            else:
-                self.values[key].copy_(value)
+        """In two kernels for the whole model where the device is a GPU."""
+        now = model.state_dict()
+        learned = [key for key in now if key in self.learned]
+        torch._foreach_lerp_(
+            [self.values[key] for key in learned], [now[key] for key in learned], 1.0 - self.decay
+        )
+        counted = [key for key in now if key not in self.learned]
+        if counted:
+            torch._foreach_copy_(
+                [self.values[key] for key in counted], [now[key] for key in counted]
+            )
 
 
 class TrainStep:
@@ -100,30 +125,34 @@ class TrainStep:
         # the first step whose loss was not finite, kept on the device so that nothing waits
         self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
 
-    def __call__(
-        self, step: int, images: Tensor, targets: Tensor, share: float, lr: float, epoch: float
-    ) -> None:
+    def __call__(self, images: Tensor, targets: Tensor, share: float, now: Moment) -> None:
         """`share` is this process's part of the global batch."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self._set_learning_rate(now.lr)
         self.optimizer.zero_grad(set_to_none=True)
         pieces = min(self.config.optim.accumulate, len(images))
         parts = list(zip(images.chunk(pieces), targets.chunk(pieces), strict=True))
         for index, (piece, wanted) in enumerate(parts):
             with self._last_piece(index == len(parts) - 1):
                 scores = self._scores(piece)
-                loss = self.loss(scores, wanted, epoch)
+                loss = self.loss(scores, wanted, now.epoch)
                 # DDP averages over processes; the loss is a mean over the whole batch
                 weight = share * self.world * len(piece) / len(images)
                 (loss * weight).backward()
             count = len(piece) if share > 0 else 0
             self.totals.add(loss, correct(self.bare, scores.detach(), wanted) * (share > 0), count)
-            self._remember_if_bad(loss, step)
+            self._remember_if_bad(loss, now.step)
         if self.config.optim.clip:
             nn.utils.clip_grad_norm_(self.bare.parameters(), self.config.optim.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update(self.bare)
+
+    def _set_learning_rate(self, lr: Number) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     def _scores(self, images: Tensor) -> Tensor:
         low = self.config.dtype == "bfloat16"
@@ -135,9 +164,13 @@ class TrainStep:
         no_sync = getattr(self.model, "no_sync", None)
         return nullcontext() if last or no_sync is None else no_sync()
 
-    def _remember_if_bad(self, loss: Tensor, step: int) -> None:
+    def _remember_if_bad(self, loss: Tensor, step: Number) -> None:
         bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
-        self.first_bad_step.masked_fill_(bad, step)
+        self.first_bad_step.copy_(torch.where(bad, step, self.first_bad_step))
+
+    def tallies(self) -> Tensor:
+        """Sums of loss, right answers and images so far, and the first bad step or −1."""
+        return torch.cat([self.totals.sums, self.first_bad_step[None]])
 
     def is_finite(self) -> bool:
         """Whether every weight is; an infinite gradient shows there before it shows in a loss."""
@@ -161,7 +194,9 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.bare.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # the settings are the config's and this device's; only what was learned comes back
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
         if self.average is not None:
             for key, value in state["average"].items():
                 self.average.values[key].copy_(value)

@@ -1,0 +1,82 @@
+"""Loss and accuracy on images held out, measured again and again while a run goes on."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from capsroute.data import EvalBatches, Split
+from capsroute.models.base import ImageClassifier
+from capsroute.train.capture import Graphs
+from capsroute.train.config import Config
+from capsroute.train.distributed import Processes
+from capsroute.train.metrics import Totals, correct
+from capsroute.train.step import Loss
+
+
+class HeldOut:
+    """Measures a model, with weights of its own or others, on this process's share of a split.
+
+    With `graphs`, each size of batch is captured; the weights must then stay where they are.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        model: ImageClassifier,
+        weights: Mapping[str, Tensor],
+        loss: Loss,
+        config: Config,
+        job: Processes,
+        graphs: Graphs | None,
+    ) -> None:
+        self.model, self.weights, self.loss, self.job = model, weights, loss, job
+        self.low = config.dtype == "bfloat16"
+        self.batches = EvalBatches(
+            split,
+            config.eval_batch_size,
+            rank=job.rank,
+            world=job.world,
+            crop=config.data.crop,
+        )
+        self.totals = Totals(job.device)
+        self.epoch = torch.zeros((), device=job.device)
+        self.first = torch.zeros((), dtype=torch.int64, device=job.device)
+        self.graphs = graphs if split.resident else None
+        self.by_size: dict[int, Callable[[], None]] = {}
+
+    @torch.no_grad()
+    def measure(self, epoch: float) -> tuple[float, float]:
+        """(mean loss, accuracy in percent) over all processes."""
+        self.totals.sums.zero_()
+        self.epoch.fill_(epoch)
+        self.model.eval()
+        if self.graphs is None:
+            for images, targets in self.batches:
+                self._add(images, targets)
+        else:
+            self._replay(self.graphs)
+        self.model.train()
+        return self.totals.averages(self.job.sum(self.totals.sums))
+
+    def _replay(self, graphs: Graphs) -> None:
+        self.first.fill_(self.batches.start)
+        for index in range(len(self.batches)):
+            size = self.batches.size(index)
+            if size not in self.by_size:
+                self.by_size[size] = graphs.replay(partial(self._next, size))
+            self.by_size[size]()
+
+    def _next(self, size: int) -> None:
+        """The batch that begins at `first`, and on to the next."""
+        rows = self.first + torch.arange(size, device=self.first.device)
+        self._add(*self.batches.render(rows))
+        self.first += size
+
+    def _add(self, images: Tensor, targets: Tensor) -> None:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.low):
+            scores = functional_call(self.model, dict(self.weights), (images,))
+        loss = self.loss(scores, targets, self.epoch)
+        self.totals.add(loss, correct(self.model, scores, targets), len(images))
