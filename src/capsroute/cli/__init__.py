@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a model; alone, the default preset on data inside the package.",
     "eval": "Measure a trained model.",
     "data": "Show, download or verify a dataset.",
+    "bench": "Time models: training steps and forward passes.",
     "models": "List the models, or show one model's layers.",
 }
 _MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full

@@ -93,6 +93,7 @@ def check_evaluation(config: Config, dataset: Dataset) -> None:
 
 def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:
     """The model as training calls it: synchronised, distributed, compiled, as asked for."""
+    torch.compiler.reset()  # what earlier runs compiled counts against the limit of recompilations
     if job.device.type == "cuda":
         _prepare_convolutions(model)
     wrapped: nn.Module = model

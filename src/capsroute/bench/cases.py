@@ -1,0 +1,185 @@
+"""What is timed: whole training steps and forward passes, of a model or of its backbone alone."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from capsroute.data import Augment, Split, TrainBatches, load_dataset
+from capsroute.data.diverse_multimnist import DiverseMultiMNIST
+from capsroute.data.splits import ArraySplit
+from capsroute.models import create_model, model_info
+from capsroute.models.base import ImageClassifier, probe
+from capsroute.train.build import Runtime, compiled, wrap
+from capsroute.train.capture import CapturedSteps, Graphs
+from capsroute.train.config import Config
+from capsroute.train.distributed import Processes
+from capsroute.train.step import Moment, TrainStep
+
+Dtype = Literal["float32", "bfloat16"]
+EPOCH = 64  # batches of made-up images; their content costs nothing and teaches nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the benchmark."""
+
+    model: str
+    iterations: int | None
+    mode: str  # train: batch, augmentation, forward, loss, backward, SGD; infer: forward
+    part: str = "model"  # or `backbone`: it alone, with average pooling and a linear layer
+    impl: str = "auto"
+    batch: int = 128
+    dtype: Dtype = "bfloat16"
+    bn_group: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}, {self.mode}, batch {self.batch}, {self.dtype}"
+
+    @property
+    def what(self) -> str:
+        """The model, with its iterations as in experiments' names."""
+        name = self.model if self.part == "model" else f"backbone of {self.model}"
+        turns = "" if self.iterations is None else f"_r{self.iterations}"
+        return f"{name}{turns}" if self.impl == "auto" else f"{name}{turns} ({self.impl})"
+
+    @property
+    def backbone(self) -> "Case":
+        """The backbone alone under the same conditions."""
+        return replace(self, iterations=None, part="backbone", impl="auto")
+
+    @property
+    def reference(self) -> "Case":
+        """The same with the formula as the paper writes it."""
+        return replace(self, impl="reference")
+
+
+def plan_cases(
+    wanted: Sequence[str],
+    modes: Sequence[str],
+    batches: Sequence[int],
+    *,
+    dtype: Dtype,
+    bn_group: int | None,
+    backbone: bool,
+    reference: bool,
+) -> list[Case]:
+    """Cases for `NAME` or `NAME:2,4` (iterations), each comparison before what it is for."""
+    planned: dict[Case, None] = {}  # ordered, none twice
+    for text in wanted:
+        name, turns = _parse(text)
+        for mode, batch, iterations in itertools.product(modes, batches, turns):
+            case = Case(name, iterations, mode, batch=batch, dtype=dtype, bn_group=bn_group)
+            if backbone and _has_resnet(name):
+                planned[case.backbone] = None
+            if reference and "impl" in model_info(name).options:
+                planned[case.reference] = None
+            planned[case] = None
+    return list(planned)
+
+
+def _parse(text: str) -> tuple[str, list[int | None]]:
+    name, _, turns = text.partition(":")
+    own = model_info(name).task.iterations  # or a ValueError with the nearest name
+    if not turns:
+        return name, [own]
+    if own is None:
+        raise ValueError(f"`models` must name no iterations for {name}, which has none, got {text}")
+    if not all(turn.isdigit() and int(turn) > 0 for turn in turns.split(",")):
+        raise ValueError(f"`models` must be NAME or NAME:1,2,4 (iterations), got {text!r}")
+    return name, [int(turn) for turn in turns.split(",")]
+
+
+def _has_resnet(name: str) -> bool:
+    return "bn_group" in model_info(name).options and "resnet_" in name
+
+
+class BackboneAlone(ImageClassifier):
+    """The features of a model, averaged over the image and classified by one linear layer."""
+
+    def __init__(self, backbone: nn.Module, like: ImageClassifier) -> None:
+        super().__init__(like.task)
+        self.backbone = backbone
+        self.classifier = nn.Linear(probe(backbone, like.task)[0], like.num_classes)
+
+    def compute_scores(self, images: Tensor) -> Tensor:
+        return self.classifier(self.backbone(images).mean(dim=(2, 3)))
+
+
+def build_model(case: Case, device: torch.device) -> ImageClassifier:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {} if case.impl == "auto" else {"impl": case.impl}
+    if case.bn_group is not None:
+        options["bn_group"] = case.bn_group
+    model = create_model(case.model, iterations=case.iterations, **options)
+    if case.part == "backbone":
+        assert isinstance(model.backbone, nn.Module)
+        model = BackboneAlone(model.backbone, model)
+    return model.to(device)
+
+
+def prepare(case: Case, device: torch.device, runtime: Runtime) -> Callable[[], None]:
+    """A function that does the case's work once; on a GPU a CUDA graph after a few calls."""
+    model = build_model(case, device)
+    wrapped = wrap(model, Processes(0, 1, device), runtime, Config())
+    make = _training if case.mode == "train" else _inference
+    return make(case, model, wrapped, device, runtime)
+
+
+def _training(
+    case: Case, model: ImageClassifier, wrapped: nn.Module, device: torch.device, runtime: Runtime
+) -> Callable[[], None]:
+    config = Config(dtype=case.dtype, batch_size=case.batch)
+    train_step = TrainStep(wrapped, model, config, world=1)
+    batches = _batches(model_info(case.model).dataset, case.batch, device)
+    render = compiled(batches.render, runtime)
+    steps = CapturedSteps(
+        Graphs(device),
+        batches,
+        render,
+        train_step,
+        lambda step: Moment(step, lr=1e-3, epoch=0.0),
+        10**9,
+    )
+    counter = itertools.count()
+    return lambda: steps(next(counter))
+
+
+def _inference(
+    case: Case, model: ImageClassifier, wrapped: nn.Module, device: torch.device, runtime: Runtime
+) -> Callable[[], None]:
+    wrapped.eval()
+    images = torch.rand(case.batch, model.in_channels, *model.image_size, device=device)
+    low = case.dtype == "bfloat16"
+
+    @torch.no_grad()
+    def forward() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            wrapped(images)
+
+    return Graphs(device).replay(forward)
+
+
+def _batches(dataset: str, batch: int, device: torch.device) -> TrainBatches:
+    """As training makes them; every batch is whole."""
+    if dataset == "diverse_multimnist":
+        return TrainBatches(replace(_digits(), length=EPOCH * batch).to(device), batch)
+    return TrainBatches(_made_up(dataset, EPOCH * batch).to(device), batch, augment=Augment())
+
+
+@cache
+def _digits() -> DiverseMultiMNIST:
+    train: Split = load_dataset("diverse_multimnist").train
+    assert isinstance(train, DiverseMultiMNIST)
+    return train
+
+
+def _made_up(dataset: str, count: int) -> Split:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    classes = 100 if dataset == "cifar100" else 10
+    return ArraySplit(images, torch.randint(classes, (count,), generator=generator))

@@ -1,0 +1,80 @@
+"""The benchmark's file: CSV, one row a case, with all that is needed to compare rows."""
+
+import csv
+import io
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from capsroute.bench.cases import Case
+from capsroute.bench.timing import Timing
+from capsroute.files import write_whole
+
+PROVENANCE = ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty")
+COLUMNS = (
+    *(field.name for field in fields(Case)),
+    *(field.name for field in fields(Timing)),
+    "images_per_s",
+    "compiled",
+    "checked",
+    *PROVENANCE,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case, its timing, and where it was measured. `checked`: agrees with the reference."""
+
+    case: Case
+    timing: Timing
+    compiled: bool
+    checked: bool
+    where: dict[str, Any]
+
+    @property
+    def images_per_s(self) -> float:
+        return 1e3 * self.case.batch / self.timing.median_ms
+
+    def as_dict(self) -> dict[str, Any]:
+        timing = {key: _short(value) for key, value in asdict(self.timing).items()}
+        rest = {"compiled": self.compiled, "checked": self.checked}
+        return {
+            **asdict(self.case),
+            **timing,
+            "images_per_s": round(self.images_per_s),
+            **rest,
+            **{key: self.where[key] for key in PROVENANCE},
+        }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a file, none if there is no file; a file of other columns is a ValueError."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"`out` must be a file that `capsroute bench` wrote, got {path}")
+        return list(reader)
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row; the file is whole before and after."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(read_rows(path))
+    writer.writerow(row.as_dict())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, buffer.getvalue().encode())
+
+
+def is_measured(case: Case, rows: list[dict[str, str]], where: dict[str, Any]) -> bool:
+    """Whether a row of the same case, machine and commit is there already."""
+    wanted = {key: "" if value is None else str(value) for key, value in asdict(case).items()}
+    wanted |= {key: str(where[key] or "") for key in ("device", "torch", "commit")}
+    return any(all(row[key] == value for key, value in wanted.items()) for row in rows)

@@ -1,0 +1,71 @@
+"""Medians over many calls, and the most memory held meanwhile."""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from capsroute.bench.cases import Case, prepare
+from capsroute.train.build import Runtime
+from capsroute.train.capture import WARM_UP
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a call; peak memory of the GPU's tensors, unknown on a CPU."""
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    peak_mib: float | None
+
+
+def time_case(case: Case, device: torch.device, *, repeats: int, compile: bool) -> Timing:
+    """Build, warm up, time `repeats` calls, and leave nothing behind."""
+    _clean(device)
+    try:
+        return _time(prepare(case, device, Runtime(str(device), compile=compile)), device, repeats)
+    finally:
+        _clean(device)
+
+
+def _time(function: Callable[[], None], device: torch.device, repeats: int) -> Timing:
+    for _ in range(WARM_UP + 2):  # the last of them capture and replay
+        function()
+    timings = _time_cuda if device.type == "cuda" else _time_cpu
+    p20, median, p80 = np.percentile(timings(function, repeats), [20, 50, 80])
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return Timing(float(median), float(p20), float(p80), peak)
+
+
+def _clean(device: torch.device) -> None:
+    torch.compiler.reset()  # what other cases compiled counts against the limit of recompilations
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _time_cuda(function: Callable[[], None], repeats: int) -> list[float]:
+    """By the device's own clock; the host runs ahead, so its delays do not count."""
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        function()
+        mark.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) for start, stop in pairwise(marks)]
+
+
+def _time_cpu(function: Callable[[], None], repeats: int) -> list[float]:
+    timings = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        timings.append(1e3 * (time.perf_counter() - start))
+    return timings

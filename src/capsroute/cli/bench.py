@@ -1,0 +1,154 @@
+"""`capsroute bench`"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from capsroute.bench.cases import Case, plan_cases
+from capsroute.bench.check import agrees_with_reference
+from capsroute.bench.rows import Row, append_row, is_measured, read_rows
+from capsroute.bench.timing import time_case
+from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.parsing import UsageError, parse
+from capsroute.train.distributed import choose_device
+from capsroute.train.provenance import device_name, versions
+
+DEFAULT = ("inverted_resnet_cifar10:1,2,4",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time models: whole training steps and forward passes, beside the backbone alone and the
+    formula as the paper writes it. A speed-up is shown only where both compute the same.
+
+    Rows are added to --out as they come, and those that are there are not measured again: a
+    benchmark that was cut goes on.
+
+    For example `capsroute bench`, `capsroute bench inverted_resnet_cifar10:1,2,4 cnn_cifar10`,
+    `capsroute bench inverted_simple_cifar10 --modes infer --batch 1 128 --out speed.csv`.
+    """
+
+    models: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME[:ITERATIONS,…]")
+    ] = DEFAULT
+    """Models, each with the iteration counts to measure; its own count unless given."""
+    modes: tuple[Literal["train", "infer"], ...] = ("train", "infer")
+    """Training steps, forward passes, or both."""
+    batch: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = (128,)
+    """Images a step."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32."""
+    bn_group: Annotated[int | None, optional("N")] = None
+    """Images a BatchNorm group sees (ResNet backbones)."""
+    backbone: bool = True
+    """Time the ResNet backbone alone too, with average pooling and a linear layer."""
+    reference: bool = False
+    """Time `impl="reference"` too, which holds every vote; it may not fit."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 50
+    """Calls that are timed."""
+    compile: bool = True
+    """Compile the models with torch.compile."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """auto, cpu or cuda."""
+    out: Annotated[Path | None, optional("FILE.csv")] = None
+    """CSV file that rows are added to."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(Options, "bench", arguments, config=FLAGS)
+    device = choose_device(options.device)
+    cases = _plan(options)
+    where = {"device": device_name(device), **versions()}
+    known = read_rows(options.out) if options.out else []
+    rows: dict[Case, Row] = {}
+    failed = False
+    for number, case in enumerate(cases, start=1):
+        if is_measured(case, known, where):
+            print(f"[{number}/{len(cases)}] {case}: in {options.out} already", flush=True)
+            continue
+        print(f"[{number}/{len(cases)}] {case}", end="", flush=True)
+        row = _measure(case, device, options, where)
+        if row is None:
+            print(": out of memory", flush=True)
+            continue
+        rows[case] = row
+        failed |= not row.checked
+        print(f": {_summary(row)}", flush=True)
+        if options.out:
+            append_row(options.out, row)
+    if rows:
+        _print_table(rows)
+    if failed:
+        print("error: some results differ from the reference; see `checked`", file=sys.stderr)
+        sys.exit(1)
+
+
+def _plan(options: Options) -> list[Case]:
+    for name in ("batch", "repeats"):
+        value = getattr(options, name)
+        if min(value if isinstance(value, tuple) else (value,)) < 1:
+            raise UsageError(f"`--{name}` must be at least 1, got {value}")
+    return plan_cases(
+        options.models,
+        options.modes,
+        options.batch,
+        dtype=options.dtype,
+        bn_group=options.bn_group,
+        backbone=options.backbone,
+        reference=options.reference,
+    )
+
+
+def _measure(
+    case: Case, device: torch.device, options: Options, where: dict[str, object]
+) -> Row | None:
+    try:
+        checked = case.impl == "reference" or agrees_with_reference(case, device)
+        timing = time_case(case, device, repeats=options.repeats, compile=options.compile)
+    except torch.OutOfMemoryError:
+        return None
+    return Row(case, timing, options.compile, checked, where)
+
+
+def _summary(row: Row) -> str:
+    timing = row.timing
+    text = f"{timing.median_ms:.3f} ms ({timing.p20_ms:.3f}–{timing.p80_ms:.3f})"
+    if timing.peak_mib is not None:
+        text += f", {timing.peak_mib:,.0f} MiB"
+    return text if row.checked else f"{text}; DIFFERS FROM THE REFERENCE"
+
+
+def _print_table(rows: dict[Case, Row]) -> None:
+    where = next(iter(rows.values())).where["device"]
+    table = Table(title=f"Medians of one run on {where}", title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for heading in ("mode", "batch"):
+        table.add_column(heading)
+    for heading in ("ms", "images/s", "peak MiB", "× backbone", "× faster than reference"):
+        table.add_column(heading, justify="right")
+    for case, row in rows.items():
+        peak = row.timing.peak_mib
+        table.add_row(
+            case.what,
+            case.mode,
+            str(case.batch),
+            f"{row.timing.median_ms:.3f}",
+            f"{row.images_per_s:,.0f}",
+            "" if peak is None else f"{peak:,.0f}",
+            _ratio(row, rows.get(case.backbone)),
+            _ratio(rows.get(case.reference), row) if case.impl != "reference" else "",
+        )
+    Console().print(table)
+
+
+def _ratio(row: Row | None, base: Row | None) -> str:
+    """How many times as long, or nothing where that would be no honest comparison."""
+    if row is None or base is None or row is base or not (row.checked and base.checked):
+        return ""
+    return f"{row.timing.median_ms / base.timing.median_ms:.2f}"

@@ -1,0 +1,134 @@
+"""The benchmark's plan, its check against the reference, and its file; no timing is judged."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from capsroute.bench import Case, agrees_with_reference, check, plan_cases, time_case
+from capsroute.bench.rows import COLUMNS, Row, append_row, is_measured, read_rows
+from capsroute.bench.timing import Timing
+from capsroute.cli import main
+
+CPU = torch.device("cpu")
+SMALL = Case("inverted_small_multimnist", 2, "train", batch=2, dtype="float32")
+WHERE = dict.fromkeys(
+    ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty"), "x"
+)
+
+
+def plan(*models, modes=("train",), batches=(8,), backbone=True, reference=True):
+    return plan_cases(
+        models,
+        modes,
+        batches,
+        dtype="float32",
+        bn_group=None,
+        backbone=backbone,
+        reference=reference,
+    )
+
+
+def test_each_comparison_is_planned_once_and_before_what_it_is_for():
+    cases = plan("inverted_resnet_cifar10:1,4", "cnn_cifar10")
+    told = [(case.part, case.impl, case.iterations) for case in cases]
+    assert told == [
+        ("backbone", "auto", None),
+        ("model", "reference", 1),
+        ("model", "auto", 1),
+        ("model", "reference", 4),
+        ("model", "auto", 4),
+        ("model", "auto", None),
+    ]
+    assert [case.iterations for case in plan("inverted_small_multimnist", reference=False)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("inverted_resnet_cifar1", "did you mean 'inverted_resnet_cifar10'"),
+        ("inverted_resnet_cifar10:0", "NAME:1,2,4"),
+        ("cnn_cifar10:2", "has none"),
+    ],
+)
+def test_bad_names_are_told(text, said):
+    with pytest.raises(ValueError, match=said):
+        plan(text)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("model", ["inverted_small_multimnist", "em_simple_cifar10"])
+def test_a_case_runs(mode, model):
+    case = dataclasses.replace(SMALL, model=model, mode=mode)
+    timing = time_case(case, CPU, repeats=3, compile=False)
+    assert 0 < timing.p20_ms <= timing.median_ms <= timing.p80_ms
+    assert timing.peak_mib is None
+
+
+def test_the_backbone_alone_runs():
+    case = Case("inverted_resnet_cifar10", 2, "train", batch=2, dtype="float32").backbone
+    assert time_case(case, CPU, repeats=1, compile=False).median_ms > 0
+
+
+def test_the_check_passes_for_what_is_right_and_fails_for_what_is_not(monkeypatch):
+    assert agrees_with_reference(SMALL, CPU)
+    low = dataclasses.replace(SMALL, dtype="bfloat16")
+    assert agrees_with_reference(low, CPU)
+    build = check.build_model
+
+    def wrong(case, device):
+        model = build(case, device)
+        if case.impl == "auto":
+            for layer in model.capsules.layers:
+                layer.scale = 0.5
+        return model
+
+    monkeypatch.setattr(check, "build_model", wrong)
+    assert not agrees_with_reference(SMALL, CPU)
+    assert not agrees_with_reference(low, CPU)
+
+
+def test_no_speed_up_is_printed_when_the_check_fails(monkeypatch, capsys):
+    monkeypatch.setattr("capsroute.cli.bench.agrees_with_reference", lambda case, device: False)
+    arguments = ["bench", "inverted_small_multimnist", "--modes", "infer", "--batch", "2"]
+    arguments += ["--reference", "--repeats", "1", "--no-compile", "--device", "cpu"]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 1
+    printed = capsys.readouterr()
+    assert "DIFFERS FROM THE REFERENCE" in printed.out and "differ" in printed.err
+    cells = [line.split("│") for line in printed.out.splitlines() if line.startswith("│")]
+    assert cells and all(line[-2].strip() == "" for line in cells)
+
+
+def test_rows_are_added_and_found_again(tmp_path):
+    path = tmp_path / "new" / "speed.csv"
+    assert read_rows(path) == []
+    row = Row(SMALL, Timing(2.0, 1.0, 3.0, None), compiled=True, checked=True, where=WHERE)
+    append_row(path, row)
+    append_row(path, dataclasses.replace(row, case=SMALL.reference))
+    rows = read_rows(path)
+    assert [line["impl"] for line in rows] == ["auto", "reference"]
+    assert rows[0]["images_per_s"] == "1000" and rows[0]["peak_mib"] == ""
+    assert is_measured(SMALL, rows, WHERE)
+    assert not is_measured(dataclasses.replace(SMALL, batch=3), rows, WHERE)
+    assert not is_measured(SMALL, rows, WHERE | {"commit": "another"})
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_another_file_is_not_overwritten(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="that `capsroute bench` wrote"):
+        read_rows(path)
+
+
+def test_a_benchmark_goes_on_where_it_was_cut(tmp_path, capsys):
+    out = str(tmp_path / "speed.csv")
+    arguments = ["bench", "inverted_small_multimnist:1", "--modes", "infer", "--batch", "2"]
+    arguments += ["--repeats", "1", "--no-compile", "--device", "cpu", "--out", out]
+    main(arguments)
+    assert "[1/1] inverted_small_multimnist_r1" in capsys.readouterr().out
+    main(arguments)
+    assert "already" in capsys.readouterr().out
+    assert len(read_rows(tmp_path / "speed.csv")) == 1
