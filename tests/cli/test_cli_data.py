@@ -52,7 +52,7 @@ def test_show_a_folder_and_what_was_skipped(run, pets):
     assert status == 0 and out.startswith("pets.png: 2 test images of pets (8×9×3, 2 classes)")
     with Image.open("pets.png") as sheet:
         assert sheet.width > 2 * 72
-    assert "broken.png" in err and "1 file could not be read" in err
+    assert "broken.png" in err and "left out 1 file that could not be read" in err
     status, _, err = run("data", "show", pets, "--strict")
     assert status == 2 and err.startswith("error: ") and "broken.png" in err
 

@@ -149,7 +149,7 @@ def test_a_folder_of_images_is_brought_to_the_models_size(run, tmp_path, pets):
     checkpoint = make_model(tmp_path / "m.safetensors", **options)
     status, out, err = run("eval", checkpoint, "--data", pets)
     assert status == 0 and "cat" in out and "on 2 test images" in out
-    assert "broken.png" in err and "1 file could not be read" in err
+    assert "broken.png" in err and "left out 1 file that could not be read" in err
     status, _, err = run("eval", checkpoint, "--data", pets, "--strict")
     assert status == 2 and one_line(err)
 

@@ -6,9 +6,12 @@ import sys
 import time
 
 import pytest
+import torch
 from PIL import Image
 
+from capsroute import create_model
 from capsroute.experiments import DEFAULT, list_presets, preset
+from capsroute.models.weights import load_model
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
     out_folder = tmp_path / "run"
     arguments = ("--data", images, "--out", out_folder, "--steps", 3, "--batch-size", 4)
     status, out, _ = train(*arguments)
-    assert status == 0 and "broken.png" in out and "1 file could not be read" in out
+    assert status == 0 and "broken.png" in out and "left out 1 file that could not be read" in out
     summary = json.loads((out_folder / "summary.json").read_text())
     assert summary["steps"] == 3 and summary["dataset"] == str(images)
     status, out, err = train(*arguments, "--seed", 1)
@@ -105,6 +108,40 @@ def test_a_finished_run_says_so(train, images, tmp_path):
     assert json.loads(summary.read_text())["epochs"] == 1
     status, out, _ = train(*arguments)
     assert status == 0 and "is finished; nothing was trained" in out
+
+
+def test_a_folder_gets_a_preset_of_its_own_and_ends_with_what_to_do_next(train, images, tmp_path):
+    arguments = ("--data", images, "--steps", 2, "--out", "run")
+    status, out, _ = train(*arguments)
+    assert status == 0 and "capsroute predict run" in out and "capsroute explain run" in out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    planned = preset("own_images").config
+    assert config["batch_size"] == planned.batch_size
+    assert config["model"]["model"] == planned.model.model
+    assert config["data"]["padding"] == planned.data.padding
+
+
+def test_shipped_weights_are_a_start_with_new_class_capsules(train, tmp_path):
+    folder = tmp_path / "images"
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for index in range(6):
+            Image.new("L", (36, 36), 40 * index).save(folder / label / f"{index}.png")
+    start = ("--pretrained", "inverted_small_multimnist", "--steps", 1, "--lr", 0)
+    status, out, _ = train("--data", folder, "--out", "run", *start)
+    assert status == 0 and "starting from the weights that ship" in out
+    assert "new: capsules.layers.1.weight" in out
+    trained = load_model(tmp_path / "run" / "model.safetensors").state_dict()
+    shipped = create_model("inverted_small_multimnist", pretrained=True).state_dict()
+    same = [key for key in shipped if torch.equal(trained[key], shipped[key])]
+    assert [key for key in shipped if key not in same] == ["capsules.layers.1.weight"]
+
+
+def test_weights_that_do_not_ship_are_told(train, images):
+    status, _, err = train("--data", images, "--pretrained", "cnn_cifar10")
+    assert status == 2 and "no weights ship for 'cnn_cifar10'" in err
+    status, _, err = train("--data", images, "--pretrained", "timm")
+    assert status == 2 and "must come with `backbone`" in err
 
 
 def test_a_closed_pipe_does_not_end_the_run(images, tmp_path):

@@ -11,7 +11,7 @@ from capsroute.train.capture import AHEAD, Graphs
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.engine import train
 from capsroute.train.interruption import Interrupted
-from capsroute.train.metrics import Glance
+from capsroute.train.metrics import Glance, MetricsFile
 from capsroute.train.reporting import Reporter
 
 
@@ -20,7 +20,7 @@ def weights(out):
 
 
 def losses(out):
-    return [record["train_loss"] for record in engine.MetricsFile(out / "metrics.jsonl").read()]
+    return [record["train_loss"] for record in MetricsFile(out / "metrics.jsonl").read()]
 
 
 @pytest.fixture

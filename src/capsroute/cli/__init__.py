@@ -19,6 +19,8 @@ COMMANDS = {
     "data": "Show, download or verify a dataset.",
     "bench": "Time models: training steps and forward passes.",
     "models": "List the models, or show one model's layers.",
+    "reproduce": "Run the paper's experiments, and ours; resume what was cut.",
+    "report": "Make tables and figures of the results, and check them.",
 }
 _MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full
 

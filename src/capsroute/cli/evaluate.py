@@ -22,6 +22,7 @@ from capsroute.data.mnist import find_idx
 from capsroute.files import write_whole
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
+from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.weights import load_model
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config
@@ -50,13 +51,16 @@ class Options:
 
     For example `capsroute eval runs/fast_cifar10`,
     `capsroute eval runs/fast_cifar10 --rotate 30 --shift 6`,
-    `capsroute eval model.safetensors --data ./my_images --out measured`.
+    `capsroute eval model.safetensors --data ./my_images --out measured`,
+    `capsroute eval --pretrained inverted_small_multimnist`.
     """
 
     run_or_checkpoint: Annotated[
-        Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_CHECKPOINT")
-    ]
+        Path | None, tyro.conf.Positional, optional("RUN_OR_CHECKPOINT")
+    ] = None
     """A run's folder, or a .safetensors file that capsroute wrote."""
+    pretrained: Annotated[str | None, optional("NAME")] = None
+    """A model whose weights ship with the package, instead; --iterations chooses among them."""
     data: Annotated[str | None, optional("NAME_OR_FOLDER")] = None
     """A dataset's name or a folder; what the run or the model was made for unless given."""
     data_root: Annotated[Path | None, optional("DIR")] = None
@@ -78,7 +82,7 @@ class Options:
     dtype: Annotated[Dtype | None, optional("{float32,bfloat16}")] = None
     """As the run was trained unless given; float32 for a checkpoint alone."""
     out: Annotated[Path | None, optional("DIR")] = None
-    """Folder for the files; the run's, or the checkpoint's, unless given."""
+    """Folder for the files; the run's, or the checkpoint's, or runs/NAME, unless given."""
     json: bool = False
     """Print evaluation.json instead of tables."""
 
@@ -86,14 +90,15 @@ class Options:
 def main(arguments: list[str]) -> None:
     options = parse(Options, "eval", arguments, config=FLAGS)
     _check(options)
-    checkpoint, config = _find(options.run_or_checkpoint)
+    checkpoint, config = _source(options)
     model = _load_model(checkpoint, options.iterations)
     dataset, data = _load_data(options, config, model)
     crop = config.data.crop if config else None
     check_fit(model, dataset, crop)
     _check_shift(options.shift, model)
     split = _choose_split(dataset, options.split)
-    out = _out_folder(options.out or checkpoint.parent)
+    beside = checkpoint.parent if options.pretrained is None else Path("runs") / checkpoint.stem
+    out = _out_folder(options.out or beside)
     dtype = options.dtype or (config.dtype if config else "float32")
     about = {
         "checkpoint": str(checkpoint),
@@ -143,6 +148,17 @@ def _check_shift(shift: int | None, model: ImageClassifier) -> None:
         raise UsageError(f"`--shift` must be between 1 and {side - 1} pixels, got {shift}")
 
 
+def _source(options: Options) -> tuple[Path, Config | None]:
+    if (options.run_or_checkpoint is None) == (options.pretrained is None):
+        raise UsageError(
+            "expected either RUN_OR_CHECKPOINT or `--pretrained NAME` (see `capsroute eval --help`)"
+        )
+    if options.run_or_checkpoint is not None:
+        return _find(options.run_or_checkpoint)
+    assert options.pretrained is not None
+    return pretrained_path(options.pretrained, options.iterations), None
+
+
 def _find(path: Path) -> tuple[Path, Config | None]:
     """The weights, and the config of the run that they belong to, if any."""
     path = path.expanduser()
@@ -150,6 +166,8 @@ def _find(path: Path) -> tuple[Path, Config | None]:
         siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+        if str(path) in list_pretrained():
+            hint = f"; did you mean `--pretrained {path}`?"
         raise UsageError(f"{path}: no such run or checkpoint{hint}")
     folder = RunFolder(path if path.is_dir() else path.parent)
     checkpoint = folder.model if path.is_dir() else path

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,16 @@ from rich.table import Table
 
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.cli.progress import make_reporter
+from capsroute.data import list_datasets
 from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.registry import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
+
+OWN_IMAGES = "own_images"  # the preset for `--data FOLDER`
+TAKES_BACKBONE = "inverted_resnet_cifar10"  # the model for `--backbone NAME`
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Options:
 def main(arguments: list[str]) -> None:
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
-    config = _named(options.config, name)
+    config = _named(_with_model(options.config, rest), name)
     out = options.out or Path("runs") / config.experiment
     reporter = make_reporter()
     first = int(os.environ.get("RANK", "0")) == 0
@@ -57,6 +62,7 @@ def main(arguments: list[str]) -> None:
         ) from None
     if summary:  # the first process's
         _print_summary(summary, out)
+        print(f"next: capsroute predict {out} IMAGE…   capsroute explain {out} IMAGE")
 
 
 def _resume_command(arguments: list[str]) -> str:
@@ -70,18 +76,41 @@ def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
         if arguments[0] not in list_presets():
             raise UsageError(f"no preset {arguments[0]!r}{nearest(arguments[0], list_presets())}")
         return arguments[0], arguments[1:]
-    return DEFAULT, arguments
+    return (OWN_IMAGES if _folder_given(arguments) else DEFAULT), arguments
+
+
+def _given(option: str, arguments: list[str]) -> bool:
+    return any(argument.split("=")[0] == option for argument in arguments)
+
+
+def _folder_given(arguments: list[str]) -> bool:
+    """Whether `--data` names a folder of images rather than a dataset."""
+    given = [value for option, value in pairwise(arguments) if option == "--data"]
+    given += [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
+    return any(name not in list_datasets() and Path(name).expanduser().is_dir() for name in given)
+
+
+def _with_model(config: Config, arguments: list[str]) -> Config:
+    """The model whose weights the user wants to start from, or that takes the backbone named."""
+    start = config.model.pretrained
+    if _given("--model", arguments) or (start is None and config.model.backbone is None):
+        return config
+    model = start if start not in (None, "timm") else TAKES_BACKBONE
+    return replace(config, model=replace(config.model, model=model))
 
 
 def _parse(name: str, arguments: list[str]) -> Options:
-    if "--epochs" in arguments and "--steps" in arguments:
-        raise UsageError("`--epochs` and `--steps` both give the length of the run: choose one")
+    config = preset(name).config
+    if _given("--epochs", arguments):
+        if _given("--steps", arguments):
+            raise UsageError("`--epochs` and `--steps` both give the length of the run: choose one")
+        config = replace(config, steps=None)  # the preset's
     try:
         return parse(
             Options,
             "train",
             arguments,
-            default=Options(preset(name).config),
+            default=Options(config),
             description=_description(name),
             config=(tyro.conf.OmitArgPrefixes,),
         )
@@ -105,6 +134,10 @@ def _description(name: str) -> str:
     lines = ["Train a model. The folder is the run: the same command resumes it, bit for bit.", ""]
     lines += ["Examples:", "  capsroute train", "  capsroute train --steps 500 --out runs/short"]
     lines += ["  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data"]
+    lines += [
+        "  capsroute train --data ./my_images",
+        "  capsroute train --data ./my_images --pretrained inverted_resnet_cifar10",
+    ]
     lines += ["  torchrun --nproc-per-node 2 -m capsroute train", "", "Presets:"]
     width = max(map(len, list_presets()))
     lines += [f"  {n:<{width}}  {preset(n).summary}" for n in list_presets()]

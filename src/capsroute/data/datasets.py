@@ -60,9 +60,9 @@ class Dataset:
         lines = [f"skipped {file.path}: {file.reason}" for file in self.skipped[:most]]
         if self.skipped:
             count = len(self.skipped)
-            files = "1 file" if count == 1 else f"{count} files"
             more = f", {count - most} of them not named here" if count > most else ""
-            lines.append(f"{files} could not be read and were left out{more}")
+            files = "1 file" if count == 1 else f"{count} files"
+            lines.append(f"left out {files} that could not be read{more}")
         return lines
 
 

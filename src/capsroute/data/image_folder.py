@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from .errors import DataError, MissingDataError
@@ -247,6 +247,8 @@ def _try_each(
     def attempt(file: _File) -> T | Skipped:
         try:
             return function(file)
+        except UnidentifiedImageError:  # its own message names the path once more
+            return Skipped(file.path, "not an image that Pillow can read")
         except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
             reason = str(error).replace(str(file.path), "it").replace("\n", " ")
             return Skipped(file.path, reason or type(error).__name__)

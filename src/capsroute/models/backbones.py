@@ -1,4 +1,6 @@
-"""Feature extractors below the capsules: one convolution, or the paper's ResNet."""
+"""Feature extractors below the capsules: one convolution, the paper's ResNet, or one of timm's."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,3 +102,61 @@ def resnet_backbone(
     blocks.append(ResidualBlock(64, channels, 2, bn_group))
     blocks += [ResidualBlock(channels, channels, 1, bn_group) for _ in range(3)]
     return nn.Sequential(*resnet_stem(in_channels, bn_group), *blocks)
+
+
+TIMM = "timm/"
+STRIDE = 16  # of the features taken from timm: 14×14 of a 224×224 image
+
+
+class TimmBackbone(nn.Module):
+    """The features of a timm model where they are 16 times smaller than the image.
+
+    Args:
+        name: `timm/` and the name of a timm model, such as `timm/resnet50`.
+        in_channels: of the images.
+        pretrained: load timm's weights, from its cache or over the network.
+    """
+
+    def __init__(self, name: str, in_channels: int, *, pretrained: bool = False) -> None:
+        super().__init__()
+        timm, short = _import_timm(), name.removeprefix(TIMM)
+        if not name.startswith(TIMM) or not timm.is_model(short):
+            close = timm.list_models(f"*{short}*")[:3]
+            hint = f"; did you mean {TIMM}{close[0]}?" if close else ""
+            raise ValueError(
+                f"`backbone` must be {TIMM}NAME with a model of timm, got {name!r}{hint}"
+            )
+        build: dict[str, Any] = {"in_chans": in_channels, "features_only": True}
+        maps = timm.create_model(short, **build).feature_info
+        if STRIDE not in maps.reduction():
+            raise ValueError(
+                f"`backbone` must have features at a stride of {STRIDE}, "
+                f"got {name!r} with {maps.reduction()}"
+            )
+        index = maps.reduction().index(STRIDE)
+        self.channels = maps.channels()[index]
+        self.model = timm.create_model(short, **build, out_indices=(index,), pretrained=pretrained)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.model(images)[0]
+        # transformers of windows put their channels last
+        return features if features.shape[1] == self.channels else features.permute(0, 3, 1, 2)
+
+
+def timm_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the images that a timm model expects."""
+    settings = _import_timm().get_pretrained_cfg(name.removeprefix(TIMM))
+    if settings is None:
+        return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, timm's own default
+    return tuple(settings.mean), tuple(settings.std)
+
+
+def _import_timm() -> Any:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # torchvision fails so beside another torch
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"`backbone` needs timm: pip install 'capsroute[timm]' (importing it failed: {reason})"
+        ) from None
+    return timm

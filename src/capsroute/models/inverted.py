@@ -1,7 +1,7 @@
 """The paper's models: inverted dot-product attention routing on a backbone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -11,8 +11,21 @@ from capsroute.layers.heads import SharedClassifier
 from capsroute.layers.inverted import ConvCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.layers.stack import CapsuleStack
-from capsroute.models.backbones import resnet_backbone, simple_backbone
-from capsroute.models.base import CapsuleClassifier, Routing, Task, convolved, probe
+from capsroute.models.backbones import (
+    TimmBackbone,
+    resnet_backbone,
+    simple_backbone,
+    timm_normalization,
+)
+from capsroute.models.base import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    CapsuleClassifier,
+    Routing,
+    Task,
+    convolved,
+    probe,
+)
 from capsroute.models.registry import register
 
 
@@ -152,6 +165,21 @@ def _build(
     return primary, layers
 
 
+def _resnet_or_named(
+    task: Task, bn_group: int | None, backbone: str | None
+) -> tuple[Task, nn.Module]:
+    """The paper's ResNet, or a backbone by name with the normalisation that it expects."""
+    if backbone is None:
+        return task, resnet_backbone(task.in_channels, 128, bn_group=bn_group)
+    if bn_group is not None:
+        raise ValueError(f"`bn_group` must not be given with `backbone`, got {bn_group}")
+    features = TimmBackbone(backbone, task.in_channels)
+    if (task.mean, task.std) == (CIFAR_MEAN, CIFAR_STD):  # not the caller's own
+        mean, std = timm_normalization(backbone)
+        task = replace(task, mean=mean, std=std)
+    return task, features
+
+
 @register(InvertedCapsNet, "cifar10", iterations=4, parameters=561_297, paper_accuracy=85.17)
 def inverted_simple_cifar10(task: Task, **options: Any) -> InvertedCapsNet:
     """Inverted routing on one convolution, 4×4 poses (Table proposed_cifar10)."""
@@ -170,22 +198,22 @@ def inverted_simple_cifar100(task: Task, **options: Any) -> InvertedCapsNet:
 
 @register(InvertedCapsNet, "cifar10", iterations=2, parameters=1_828_817, paper_accuracy=95.14)
 def inverted_resnet_cifar10(
-    task: Task, *, bn_group: int | None = None, **options: Any
+    task: Task, *, bn_group: int | None = None, backbone: str | None = None, **options: Any
 ) -> InvertedCapsNet:
     """Inverted routing on the ResNet backbone, 4×4 poses: the paper's best on CIFAR-10."""
-    backbone = resnet_backbone(task.in_channels, 128, bn_group=bn_group)
+    task, features = _resnet_or_named(task, bn_group, backbone)
     rows = [Primary(32), Conv(32, stride=2), Conv(32), Linear(task.num_classes)]
-    return InvertedCapsNet(task, backbone, rows, pose_dim=16, **options)
+    return InvertedCapsNet(task, features, rows, pose_dim=16, **options)
 
 
 @register(InvertedCapsNet, "cifar100", iterations=2, parameters=2_799_629, paper_accuracy=78.02)
 def inverted_resnet_cifar100(
-    task: Task, *, bn_group: int | None = None, **options: Any
+    task: Task, *, bn_group: int | None = None, backbone: str | None = None, **options: Any
 ) -> InvertedCapsNet:
     """Inverted routing on the ResNet backbone, 6×6 poses: the paper's best on CIFAR-100."""
-    backbone = resnet_backbone(task.in_channels, 128, bn_group=bn_group)
+    task, features = _resnet_or_named(task, bn_group, backbone)
     rows = [Primary(32), Conv(32, stride=2), Conv(32), Linear(20), Linear(task.num_classes)]
-    return InvertedCapsNet(task, backbone, rows, pose_dim=36, **options)
+    return InvertedCapsNet(task, features, rows, pose_dim=36, **options)
 
 
 @register(

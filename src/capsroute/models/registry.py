@@ -105,7 +105,7 @@ def create_model(
 
     Args:
         name: see `list_models()`.
-        pretrained: load the weights that ship with the package.
+        pretrained: load the weights that ship with the package, trained with `iterations`.
         num_classes: scores an image gets.
         image_size: an integer or (height, width).
         in_channels: 1 for grey, 3 for colour, or any other number.
@@ -127,10 +127,16 @@ def create_model(
     for key in requested:
         if key not in accepted:
             raise ValueError(f"{name} has no option `{key}`{nearest(key, accepted)}")
-    if pretrained:
-        raise ValueError(f"`pretrained` must be False for {name}: no weights ship with it")
     task = replace(info.task, **{k: requested[k] for k in requested if k in info.task_arguments})
     options = {k: requested[k] for k in requested if k not in info.task_arguments}
     model = info.build(task, **options)
     model.name, model.config = name, requested
+    if pretrained:
+        _load_pretrained(model)
     return model
+
+
+def _load_pretrained(model: ImageClassifier) -> None:
+    from capsroute.models.pretrained import load_pretrained  # which builds on this module
+
+    load_pretrained(model)

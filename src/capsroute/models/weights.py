@@ -69,7 +69,7 @@ def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
         config["image_size"] = tuple(config["image_size"])
     model = create_model(metadata["model"], **config)
     model.class_names = metadata.get("class_names")
-    model.load_state_dict(_load_tensors(path, metadata))
+    model.load_state_dict(load_tensors(path))
     return model
 
 
@@ -80,12 +80,14 @@ def load_weights(model: ImageClassifier, path: str | Path) -> None:
         raise ValueError(
             f"`path` must hold weights of {model.name}, got {path} with {metadata['model']}"
         )
-    model.load_state_dict(_load_tensors(path, metadata))
+    model.load_state_dict(load_tensors(path))
 
 
-def _load_tensors(path: str | Path, metadata: dict[str, Any]) -> dict[str, Tensor]:
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The weights of a file as they are stored, or a one-line ValueError."""
+    digest = read_metadata(path).get("sha256")
     tensors = safetensors.torch.load_file(path)
-    if metadata.get("sha256") not in (None, _digest(tensors)):
+    if digest not in (None, _digest(tensors)):
         raise ValueError(f"{path} is damaged: its weights do not match their digest")
     return tensors
 

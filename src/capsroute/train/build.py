@@ -1,9 +1,7 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from capsroute.data import Augment, Dataset, EvalBatches, Split, TrainBatches, load_dataset
 from capsroute.models import create_model
+from capsroute.models.backbones import TimmBackbone
 from capsroute.models.base import ImageClassifier
-from capsroute.train.config import Config
+from capsroute.models.pretrained import load_backbone, pretrained_path
+from capsroute.train.config import Config, ModelConfig
 from capsroute.train.distributed import Processes
 from capsroute.train.reporting import Reporter
 
@@ -32,13 +32,6 @@ class Runtime:
     """Write TensorBoard files too (extra `tensorboard`)."""
 
 
-def check_tensorboard() -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(
-            "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
-        )
-
-
 def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
     """The model for a dataset, its initial weights a function of the seed."""
     torch.manual_seed(config.seed)
@@ -52,6 +45,24 @@ def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
     )
     model.class_names = list(dataset.class_names)
     return model
+
+
+def start_from_pretrained(model: ImageClassifier, config: ModelConfig) -> str:
+    """Give the model the weights it shall start from; returns what to tell the user."""
+    name = config.pretrained
+    if name == "timm":
+        if not isinstance(model.backbone, TimmBackbone):
+            raise ValueError("`pretrained` must come with `backbone` when it is timm, got none")
+        assert config.backbone is not None  # or the backbone would be another
+        trained = TimmBackbone(config.backbone, model.in_channels, pretrained=True)
+        model.backbone.load_state_dict(trained.state_dict())
+        return f"starting from timm's weights of {config.backbone}"
+    assert name is not None
+    if name != model.name:
+        raise ValueError(f"`pretrained` must be the model's own name, {model.name}, got {name!r}")
+    new = load_backbone(model, pretrained_path(name, model.iterations))
+    fresh = f"; new: {', '.join(new)}" if new else ""
+    return f"starting from the weights that ship for {name}{fresh}"
 
 
 def load_data(config: Config, reporter: Reporter) -> Dataset:
@@ -136,10 +147,3 @@ def batch_norm_note(model: nn.Module, job: Processes) -> str | None:
     if norms and job.world > 1 and job.device.type == "cpu":
         return "BatchNorm statistics are per process on a CPU"
     return None
-
-
-def tensorboard(path: Path, step: int) -> Any:
-    """A writer that continues after `step`, dropping what was written beyond it."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(path), purge_step=step)

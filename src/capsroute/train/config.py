@@ -26,11 +26,15 @@ class ModelConfig:
     """On for ablation C (inverted models)."""
     initial_poses: Literal["zeros", "random", "learned"] | None = None
     """Poses before the first iteration (inverted models)."""
+    backbone: str | None = None
+    """A backbone of timm by name, such as timm/resnet50 (inverted ResNet models)."""
+    pretrained: str | None = None
+    """Weights to start from: a model whose weights ship, or timm for those of the backbone."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments for `create_model`: what was given."""
-        given = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "model"}
-        return {key: value for key, value in given.items() if value is not None}
+        fields = [key for key in self.__dataclass_fields__ if key not in ("model", "pretrained")]
+        return {key: getattr(self, key) for key in fields if getattr(self, key) is not None}
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from capsroute.train.build import (
     build_model,
     capture_note,
     check_evaluation,
-    check_tensorboard,
     compiled,
     load_data,
-    tensorboard,
+    start_from_pretrained,
     train_batches,
     wrap,
 )
@@ -29,13 +28,13 @@ from capsroute.train.config import Config
 from capsroute.train.distributed import Processes, processes
 from capsroute.train.held_out import HeldOut
 from capsroute.train.interruption import Interrupted, stop_signals
-from capsroute.train.metrics import Glance, MetricsFile, averages, draw_curves
+from capsroute.train.log import RunLog
+from capsroute.train.metrics import Glance, averages
 from capsroute.train.provenance import summarize
 from capsroute.train.reporting import Reporter
 from capsroute.train.step import Moment, TrainStep, learning_rate
 
 LOOK_EVERY = 50  # steps between looks at the running loss
-DRAWING_SHARE = 20.0  # curves are drawn when that many times the time it takes has passed
 
 
 class DivergedError(Exception):
@@ -75,8 +74,12 @@ class _Run:
         dataset: Dataset,
     ) -> None:
         self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
+        title, board = config.experiment, runtime.tensorboard
+        self.log = RunLog(folder, title, tensorboard=board) if job.first else None
         check_evaluation(config, dataset)
         self.model = build_model(config, dataset).to(job.device)
+        if config.model.pretrained is not None and not folder.state.exists():
+            reporter.message(start_from_pretrained(self.model, config.model))
         self.batches = train_batches(config, dataset.train.to(job.device), job)
         self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
@@ -96,13 +99,7 @@ class _Run:
             "test": self.hold_out(dataset.test),
         }
         self.glance, self.rate = Glance(), 0.0
-        self.metrics = MetricsFile(folder.metrics)
-        self.records: list[dict[str, Any]] = []
-        self.step, self.seconds, self.draw_again = 0, 0.0, 0.0
-        self.board: Any = None
-        self.wants_board = runtime.tensorboard and job.first
-        if self.wants_board:
-            check_tensorboard()
+        self.step, self.seconds = 0, 0.0
         if note := batch_norm_note(self.model, job):
             reporter.message(note)
 
@@ -118,10 +115,8 @@ class _Run:
             if self.job.rank < len(state["rng"]):
                 restore_rng(state["rng"][self.job.rank])
         self.job.same("the last checkpoint", self.step)
-        if self.job.first:
-            self.records = self.metrics.forget_after(self.step)
-        if self.wants_board:
-            self.board = tensorboard(self.folder.path, self.step)
+        if self.log is not None:
+            self.log.resume(self.step)
         self.job.barrier()
 
     def loop(self, stop: list[int]) -> None:
@@ -221,19 +216,9 @@ class _Run:
             record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
         record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
         totals.sums.zero_()
-        self.records.append(record)
         self.reporter.evaluated(record)
-        if not self.job.first:
-            return
-        self.metrics.append(record)
-        began = time.monotonic()
-        if began > self.draw_again or self.step == self.steps:
-            draw_curves(self.records, self.folder.curves, self.config.experiment)
-            self.draw_again = began + DRAWING_SHARE * (time.monotonic() - began)
-        if self.board is not None:
-            for key, value in record.items():
-                if isinstance(value, float):
-                    self.board.add_scalar(key, value, self.step)
+        if self.log is not None:
+            self.log.write(record, last=self.step == self.steps)
 
     def hold_out(self, split: Split | None) -> HeldOut | None:
         if split is None:
@@ -264,14 +249,14 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """The run in a few numbers; the last file to be written, so it means that all are there."""
-        if not self.job.first:
+        if self.log is None:
             return {}
         save_model(self.model, self.folder.model, weights=self.evaluated_weights())
-        summary = summarize(self.config, self.model, self.records, self.job.device)
+        summary = summarize(self.config, self.model, self.log.records, self.job.device)
         self.folder.write_json(self.folder.summary, summary)
         return summary
 
     def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
+        if self.log is not None:
+            self.log.close()
         self.folder.release()

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: it finishes its step and saves first."""
+"""Signals that ask a run to end, and a deadline that sends one: it finishes its step and saves."""
 
 import signal
 from collections.abc import Iterator
@@ -21,11 +21,29 @@ def stop_signals() -> Iterator[list[int]]:
 
     def note(signum: int, _: FrameType | None) -> None:
         received.append(signum)
-        signal.signal(signum, signal.SIG_DFL)
+        if signum != signal.SIGALRM:  # which repeats
+            signal.signal(signum, signal.SIG_DFL)
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    before = {s: signal.signal(s, note) for s in signals}
     try:
         yield received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+@contextmanager
+def stop_after(seconds: float) -> Iterator[None]:
+    """SIGALRM once the time is up: a run under way then ends as after any other signal.
+
+    Between runs nothing happens; whoever starts them looks at the clock. The alarm repeats, so a
+    run that was just starting when it first rang ends too.
+    """
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,58 @@
+"""`capsroute report`"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.parsing import parse
+from capsroute.experiments.check import check
+from capsroute.experiments.evidence import find_evidence
+from capsroute.experiments.report import TIMINGS, write_report
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make RESULTS.md and its figures from the results alone, or check that they agree.
+
+    With --check nothing is written: each result must name its config, seed, device, versions and
+    commit; its summary must be what its metrics say; RESULTS.md and the figures must be what the
+    results say; and so must the numbers that pages mark with an HTML comment (see
+    CONTRIBUTING.md). The exit status is 1 if anything is amiss.
+
+    For example `capsroute report`, `capsroute report --check`.
+    """
+
+    check: bool = False
+    """Check, and write nothing."""
+    results: Path = Path("results")
+    """Folder of the evidence; `capsroute reproduce` fills it."""
+    out: Annotated[Path | None, optional("DIR")] = None
+    """Folder for RESULTS.md and results/figures; the one that holds `--results` unless given."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(Options, "report", arguments, config=(*FLAGS, tyro.conf.OmitArgPrefixes))
+    results = options.results.expanduser()
+    root = (options.out or results.parent).expanduser()
+    if options.check:
+        _check(results, root)
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    written = write_report(results, root, results.parent / TIMINGS)
+    print(f"wrote {', '.join(map(str, written))}")
+    if not (results.parent / TIMINGS).is_file():
+        print(f"no {results.parent / TIMINGS}: the figure of time and memory is left out")
+
+
+def _check(results: Path, root: Path) -> None:
+    problems = check(results, root, results.parent / TIMINGS)
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(1)
+    count = len(find_evidence(results))
+    print(f"{'1 result' if count == 1 else f'{count} results'}, all traced")

@@ -1,0 +1,161 @@
+"""Can every committed number be traced? Each problem is one line; no lines, no problems."""
+
+import re
+from pathlib import Path
+
+from capsroute.experiments.evidence import (
+    DIVERGED,
+    Result,
+    find_evidence,
+    read_all,
+    read_evidence,
+    spread,
+)
+from capsroute.experiments.figures import drawn_from
+from capsroute.experiments.presets import list_experiments
+from capsroute.experiments.report import FIGURES, Evidence, figures, parameters, results_text
+from capsroute.models import model_info
+
+NAMED = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit")
+"""What every result must name; the rest of a summary may be unknown."""
+MEASURED = {
+    "epochs": "epoch",
+    "steps": "step",
+    "test_accuracy_last": "test_accuracy",
+    "val_accuracy": "val_accuracy",
+    "train_seconds": "seconds",
+}
+"""Fields of a summary, and those of the last line of metrics that they repeat."""
+
+MARKER = re.compile(
+    r"<!-- results: (?P<name>(?P<experiment>\S+) (?P<field>\w+) (?P<statistic>mean|std|n|seed\d+))"
+    r" -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?)"
+)
+"""Before a number in a page: which result it is, and of which seeds."""
+EXAMPLE = "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`"
+
+
+def check(results: Path, root: Path, timings: Path) -> list[str]:
+    """Problems of the evidence; or else of RESULTS.md, figures and marked numbers in `root`."""
+    problems = [line for folder in find_evidence(results) for line in _check_folder(folder)]
+    if problems:  # nothing can be made of broken evidence
+        return problems
+    evidence = read_all(results)
+    return [
+        *_check_report(evidence, root, timings),
+        *(line for page in _pages(root) for line in check_numbers(page, evidence)),
+    ]
+
+
+def _check_folder(folder: Path) -> list[str]:
+    try:
+        result = read_evidence(folder)
+        problems = _check_names(result) + ([] if result.diverged else _check_numbers(result))
+    except KeyError as error:
+        return [f"{folder}: there is no field {error}"]
+    except (ValueError, OSError) as error:
+        return [str(error)]
+    known = {"config.json", "metrics.jsonl", DIVERGED if result.diverged else "summary.json"}
+    problems += [
+        f"{path.name} is no part of the evidence"
+        for path in sorted(folder.iterdir())
+        if path.name not in known
+    ]
+    return [f"{folder}: {problem}" for problem in problems]
+
+
+def _check_names(result: Result) -> list[str]:
+    summary, config = result.summary, result.config
+    problems = [f"`{name}` is unknown" for name in NAMED if summary.get(name) is None]
+    if result.experiment not in list_experiments():
+        problems.append(f"no preset is called {result.experiment}, so nobody can run it again")
+    if not re.fullmatch(r"[0-9a-f]{40}", str(summary.get("commit"))):
+        problems.append(f"`commit` must be 40 hex digits, got {summary.get('commit')!r}")
+    for name, folder, written in (
+        ("experiment", result.experiment, {config.experiment, summary.get("experiment")}),
+        ("seed", result.seed, {config.seed, summary.get("seed")}),
+    ):
+        if written != {folder}:
+            problems.append(f"`{name}` must be {folder!r}, the folder's, in config and summary")
+    return problems
+
+
+def _check_numbers(result: Result) -> list[str]:
+    """The summary is what metrics.jsonl says, and the run went to its end."""
+    summary, config, metrics = result.summary, result.config, result.metrics
+    last = metrics[-1]
+    expected = {field: last[name] for field, name in MEASURED.items()}
+    expected["test_accuracy_best"] = max(record["test_accuracy"] for record in metrics)
+    expected["params"] = parameters(config.model)
+    expected |= {"model": config.model.model, "dataset": config.data.data, "dtype": config.dtype}
+    expected["iterations"] = (
+        config.model.iterations or model_info(config.model.model).task.iterations
+    )
+    problems = [
+        f"`{field}` must be {value!r}, got {summary.get(field)!r}"
+        for field, value in expected.items()
+        if summary.get(field) != value
+    ]
+    steps = [record["step"] for record in metrics]
+    if steps != sorted(set(steps)):
+        problems.append("metrics.jsonl must be in the order of its steps, none twice")
+    reached, length = (
+        (last["step"], config.steps) if config.steps else (last["epoch"], config.epochs)
+    )
+    if reached != length:
+        problems.append(
+            f"metrics.jsonl must end at {length}, the run's length, and not at {reached}"
+        )
+    return problems
+
+
+def _check_report(evidence: Evidence, root: Path, timings: Path) -> list[str]:
+    again = "; run `capsroute report`"
+    drawn = figures(evidence, timings)
+    page = root / "RESULTS.md"
+    problems = []
+    if not page.is_file() or page.read_text() != results_text(evidence, drawn):
+        problems.append(f"{page} is not what the results say{again}")
+    wanted = {root / FIGURES / f"{figure.name}.png": figure.digest for figure in drawn}
+    present = {path: drawn_from(path) for path in (root / FIGURES).glob("*")}
+    for path in sorted(wanted.keys() | present.keys()):
+        if wanted.get(path) != present.get(path):
+            problems.append(f"{path} is not what the results say{again}")
+    return problems
+
+
+def _pages(root: Path) -> list[Path]:
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+
+
+def check_numbers(page: Path, evidence: Evidence) -> list[str]:
+    """Numbers after a marker are those of the results, rounded as they are written."""
+    text = page.read_text()
+    problems = []
+    for start in re.finditer(r"(?<!`)<!-- results:", text):  # in backticks it is an example
+        marker = MARKER.match(text, start.start())
+        if marker is None:
+            line = text.count("\n", 0, start.start()) + 1
+            problems.append(f"{page}, line {line}: a marker must be {EXAMPLE}")
+        elif problem := _misquoted(marker, evidence):
+            problems.append(f"{page}: {marker['name']}: {problem}")
+    return problems
+
+
+def _misquoted(marker: re.Match[str], evidence: Evidence) -> str | None:
+    runs = evidence.get(marker["experiment"], [])
+    if marker["statistic"].startswith("seed"):
+        runs = [run for run in runs if run.folder.name == marker["statistic"]]
+    try:
+        over_seeds = spread(runs, marker["field"])
+    except KeyError:
+        return f"a summary has no field `{marker['field']}`"
+    statistic = "mean" if marker["statistic"].startswith("seed") else marker["statistic"]
+    value = getattr(over_seeds, statistic, None)
+    if value is None:
+        return "there are no such results"
+    written = marker["number"].replace(",", "")
+    decimals = len(written.partition(".")[2])
+    if f"{value:.{decimals}f}" != written:
+        return f"{value:.{decimals}f} in the results, {written} in the text"
+    return None

@@ -1,0 +1,106 @@
+"""Weights that ship inside the package: one file for each model and number of iterations.
+
+`files/<model>_r<iterations>.safetensors` (`<model>.safetensors` where nothing routes), with a model
+card beside it. Matrices are stored in half precision; biases, norms and running statistics, which
+weigh next to nothing, as they are.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from capsroute.models.base import ImageClassifier
+from capsroute.models.registry import list_models, model_info, nearest
+from capsroute.models.weights import load_tensors, read_metadata, save_model
+
+FILES = Path(__file__).parent / "files"
+
+
+def list_pretrained() -> list[str]:
+    """Names of the models whose weights ship with the package, sorted."""
+    return sorted({name for name, _ in _shipped()})
+
+
+def pretrained_path(name: str, iterations: int | None = None) -> Path:
+    """The weights of a model, trained with so many iterations; its own number unless given."""
+    shipped = {count: path for (model, count), path in _shipped().items() if model == name}
+    if not shipped:
+        known = list_pretrained()
+        hint = (
+            f"; they ship for {', '.join(known)}" if name in list_models() else nearest(name, known)
+        )
+        raise ValueError(f"no weights ship for {name!r}{hint}")
+    wanted = model_info(name).task.iterations if iterations is None else iterations
+    if wanted not in shipped:
+        choices = ", ".join(map(str, shipped))
+        raise ValueError(
+            f"`iterations` must be one of {choices} for the weights that ship for {name}, "
+            f"got {wanted}"
+        )
+    return shipped[wanted]
+
+
+def _shipped() -> dict[tuple[str, int | None], Path]:
+    """(model, iterations) -> file, in the order of their names."""
+    found: dict[tuple[str, int | None], Path] = {}
+    for path in sorted(FILES.glob("*.safetensors")):
+        routed = re.search(r"_r(\d+)$", path.stem)
+        name = path.stem[: routed.start()] if routed else path.stem
+        found[name, int(routed[1]) if routed else None] = path
+    return found
+
+
+def load_pretrained(model: ImageClassifier) -> None:
+    """Give a model the weights that ship for it, or raise a ValueError that says what differs."""
+    if model.name not in list_pretrained():
+        ships = ", ".join(list_pretrained())
+        raise ValueError(
+            f"`pretrained` must be False for {model.name}: weights ship for {ships} alone"
+        )
+    path = pretrained_path(model.name, model.iterations)
+    own = model_info(model.name).task
+    for field in ("num_classes", "image_size", "in_channels", "multilabel"):
+        wanted, given = getattr(own, field), getattr(model.task, field)
+        if given not in (wanted, (wanted, wanted)):
+            raise ValueError(
+                f"`{field}` must be {wanted} for the weights that ship for {model.name}, got "
+                f"{given}; `load_backbone` copies those that fit other images or classes"
+            )
+    model.load_state_dict(load_tensors(path))
+    model.class_names = read_metadata(path)["class_names"]
+
+
+def load_backbone(model: ImageClassifier, path: str | Path) -> list[str]:
+    """Copy every weight of a file that fits the model; returns the names of those that do not.
+
+    Those keep their initial values: the class capsules, when the number of classes is another.
+    """
+    described = read_metadata(path)["model"]
+    if described != model.name:
+        raise ValueError(f"`path` must hold weights of {model.name}, got {path} with {described}")
+    own, given = model.state_dict(), load_tensors(path)
+    fits = {k: v for k, v in given.items() if k in own and v.shape == own[k].shape}
+    model.load_state_dict(own | fits)
+    return [key for key in own if key not in fits]
+
+
+def pack(model: ImageClassifier, folder: Path = FILES) -> Path:
+    """Write a trained model as the package ships it; returns the file."""
+    routed = "" if model.iterations is None else f"_r{model.iterations}"
+    path = folder / f"{model.name}{routed}.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, path, weights=_halved(model.state_dict()))
+    return path
+
+
+def _halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    packed = {}
+    for key, value in weights.items():
+        matrix = value.is_floating_point() and value.ndim > 1
+        packed[key] = value.half() if matrix else value
+        if not torch.isfinite(packed[key]).all():
+            raise ValueError(f"{key!r} must be finite in half precision, and is not")
+    return packed

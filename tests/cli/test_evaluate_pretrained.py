@@ -1,0 +1,54 @@
+"""`capsroute eval --pretrained`: weights inside the package are measured like any other."""
+
+import json
+
+import pytest
+import torch
+
+from capsroute.data import load_dataset
+
+SMALL = "inverted_small_multimnist"
+
+
+@pytest.fixture(autouse=True)
+def fewer_images(monkeypatch):
+    """60 test images, to be quick."""
+
+    def small(*arguments, **options):
+        dataset = load_dataset(*arguments, **options)
+        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
+        return dataset
+
+    monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_shipped_weights(run, tmp_path, iterations):
+    status, out, err = run("eval", "--pretrained", SMALL, "--iterations", iterations)
+    assert (status, err) == (0, "") and f"{iterations} routing iteration" in out
+    out_folder = tmp_path / "runs" / f"{SMALL}_r{iterations}"
+    report = json.loads((out_folder / "evaluation.json").read_text())
+    assert report["images"] == 60 and report["data"] == "diverse_multimnist"
+    assert report["accuracy"] > 50  # of a constant answer, 2.3
+    assert report["checkpoint"].endswith(f"{SMALL}_r{iterations}.safetensors")
+
+
+def test_out(run, tmp_path):
+    assert run("eval", "--pretrained", SMALL, "--out", "measured", "--json")[0] == 0
+    assert (tmp_path / "measured" / "evaluation.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected either RUN_OR_CHECKPOINT or `--pretrained NAME`"),
+        (("runs/mine", "--pretrained", SMALL), "expected either"),
+        (("--pretrained", "inverted_resnet_cifar100"), f"they ship for {SMALL}"),
+        (("--pretrained", "inverted_smal"), f"did you mean '{SMALL}'?"),
+        (("--pretrained", SMALL, "--iterations", "3"), "`iterations` must be one of 1, 2, 4"),
+        ((SMALL,), f"did you mean `--pretrained {SMALL}`?"),
+    ],
+)
+def test_mistakes(run, arguments, message):
+    status, _, err = run("eval", *arguments)
+    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and message in err

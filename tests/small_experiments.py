@@ -1,0 +1,83 @@
+"""For tests: evidence as runs leave it, and an experiment of a second. Not a test module."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from capsroute.experiments import Preset, preset, presets
+from capsroute.experiments.report import parameters
+from capsroute.models import model_info
+from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, **changes):
+    """`accuracies`, one for each evaluation; `changes` go into the config, `summary` there."""
+    config = dataclasses.replace(preset(experiment).config, seed=seed, **changes)
+    folder = results / experiment / f"seed{seed}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_json())
+    records = [
+        {
+            "step": 10 * (index + 1),
+            "epoch": config.epochs * (index + 1) / len(accuracies),
+            "test_accuracy": accuracy,
+            "val_accuracy": None,
+            "seconds": 3.0 * (index + 1),
+        }
+        for index, accuracy in enumerate(accuracies)
+    ]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    last = records[-1]
+    known = {
+        "experiment": experiment,
+        "model": config.model.model,
+        "dataset": config.data.data,
+        "iterations": config.model.iterations or model_info(config.model.model).task.iterations,
+        "seed": seed,
+        "params": parameters(config.model),
+        "epochs": last["epoch"],
+        "steps": last["step"],
+        "test_accuracy_last": last["test_accuracy"],
+        "test_accuracy_best": max(accuracies),
+        "val_accuracy": None,
+        "train_seconds": last["seconds"],
+        "dtype": config.dtype,
+        "device": "NVIDIA H200",
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "capsroute": "0.1.0",
+        "commit": COMMIT,
+        "dirty": False,
+    }
+    (folder / "summary.json").write_text(json.dumps(known | (summary or {})))
+    return folder
+
+
+def register_tiny(monkeypatch, root, **changes):
+    """An experiment `tiny` on forty images in Fashion-MNIST's format, which `root` then holds."""
+    generator = np.random.default_rng(0)
+    root.mkdir()
+    for part, count in (("train", 40), ("t10k", 20)):
+        images, labels = generator.integers(0, 256, (count, 28, 28)), np.arange(count) % 10
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+            (root / f"{part}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
+    config = Config(
+        experiment="tiny",
+        model=ModelConfig("inverted_small_multimnist", 1),
+        data=DataConfig("fashion_mnist"),
+        optim=OptimConfig(optimizer="adam", lr=1e-3),
+        batch_size=8,
+        steps=12,
+        eval_every=6,
+        checkpoint_every=2,
+        eval_batch_size=20,
+    )
+    config = dataclasses.replace(config, **changes)
+    monkeypatch.setitem(presets._PRESETS, "tiny", Preset("tiny", "For tests.", config))
+    monkeypatch.setenv("CAPSROUTE_DATA", str(root))
+    return config
