@@ -160,6 +160,7 @@ def test_crops_train_and_are_evaluated(train, run, images, tmp_path):
     assert train(*arguments, "--batch-size", 4)[0] == 0
     status, out, _ = run("eval", tmp_path / "run")
     assert status == 0 and "accuracy" in out
+    assert load_model(tmp_path / "run" / "model.safetensors").resize == (28, 28)
 
 
 def test_a_folder_that_cannot_be_written(train, images, tmp_path):

@@ -16,6 +16,9 @@ from capsroute.models.registry import nearest
 COMMANDS = {
     "train": "Train a model; alone, the default preset on data inside the package.",
     "eval": "Measure a trained model.",
+    "predict": "Name what images show.",
+    "explain": "Show what routed where: heat maps, parse tree, entropy.",
+    "export": "Write a model as ONNX, torch.export or safetensors.",
     "data": "Show, download or verify a dataset.",
     "bench": "Time models: training steps and forward passes.",
     "models": "List the models, or show one model's layers.",

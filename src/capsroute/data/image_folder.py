@@ -168,7 +168,7 @@ def decode(path: Path, image_size: tuple[int, int], channels: int) -> np.ndarray
         file.draft(None, (2 * max(image_size), 2 * max(image_size)))
         image = ImageOps.exif_transpose(file)
         image = ImageOps.fit(
-            _to_mode(image, "L" if channels == 1 else "RGB"),
+            to_mode(image, "L" if channels == 1 else "RGB"),
             (width, height),
             Image.Resampling.BILINEAR,
         )
@@ -176,7 +176,7 @@ def decode(path: Path, image_size: tuple[int, int], channels: int) -> np.ndarray
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+def to_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == "F":
         raise ValueError("floating-point pixels; expected 8 or 16 bits")
     if image.mode.startswith("I"):

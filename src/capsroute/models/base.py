@@ -114,6 +114,7 @@ class ImageClassifier(nn.Module):
         self.name = type(self).__name__  # the registry puts the model's own name here
         self.config: dict[str, Any] = {}  # and here what `create_model` was asked for
         self.class_names: list[str] | None = None
+        self.resize: tuple[int, int] | None = None  # size that pictures have before a centre crop
         self.task = task
         self.normalize = task.normalization()
 

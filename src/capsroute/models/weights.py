@@ -32,6 +32,7 @@ def save_model(
         "config": model.config,
         "class_names": model.class_names,
         "image_size": model.image_size,
+        "resize": model.resize,
         "iterations": model.iterations,
         "sha256": _digest(tensors),
     }
@@ -69,6 +70,8 @@ def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
         config["image_size"] = tuple(config["image_size"])
     model = create_model(metadata["model"], **config)
     model.class_names = metadata.get("class_names")
+    resize = metadata.get("resize")
+    model.resize = None if resize is None else tuple(resize)
     model.load_state_dict(load_tensors(path))
     return model
 

@@ -44,6 +44,7 @@ def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
         **config.model.options(),
     )
     model.class_names = list(dataset.class_names)
+    model.resize = None if config.data.crop is None else dataset.image_size
     return model
 
 

@@ -1,0 +1,212 @@
+"""`capsroute explain`"""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.parsing import UsageError, one_line, parse
+from capsroute.data.diverse_multimnist import CANVAS
+from capsroute.data.image_folder import FORMATS
+from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS, Explanation, draw_explanation, page
+from capsroute.explain import explain as explain_image
+from capsroute.explain.separation import Progress as Listener
+from capsroute.explain.separation import Separation, measure_separation, two_digit_images
+from capsroute.explain.trace import check_explainable
+from capsroute.files import write_whole
+from capsroute.inference import Predictor
+from capsroute.models.base import CapsuleClassifier, ImageClassifier
+from capsroute.models.registry import nearest
+from capsroute.models.weights import read_metadata
+from capsroute.train.provenance import device_name, versions
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show what routed where: heat maps, the parse tree, how decided the routing is.
+
+    Writes IMAGE's name with .explained.png and .explained.html. docs/explain.md says how the maps
+    are made and how far they can be believed. --separation measures that for a model of
+    overlapping digits instead of explaining an image.
+
+    For example `capsroute explain inverted_small_multimnist digits.png`,
+    `capsroute explain runs/pets photo.jpg --classes cat dog --out pages`,
+    `capsroute explain inverted_small_multimnist --separation 1000 --out separation.json`.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, a checkpoint or a pretrained model's name."""
+    image: Annotated[str | None, tyro.conf.Positional, optional("IMAGE")] = None
+    """An image file, or - for stdin."""
+    out: Annotated[Path | None, optional("PATH")] = None
+    """Folder for the files (here unless given); with --separation, the file for the result."""
+    classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLASS")] = ()
+    """Names of the classes to explain; those predicted unless given."""
+    map: Annotated[str, tyro.conf.arg(metavar="MAP")] = DEFAULT_MAP
+    """Definition of heat: one of the names in docs/explain.md, such as fields."""
+    json: bool = False
+    """Print the explanation as JSON too."""
+    separation: Annotated[int | None, optional("N")] = None
+    """Measure how well each map separates the digits of N two-digit test images."""
+    split: Literal["test", "choice"] = "test"
+    """For --separation: test images, or those that the default map was chosen on."""
+    iterations: Annotated[int | None, optional("N")] = None
+    """Routing iterations; the model's own unless given."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """auto, cpu or cuda."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(Options, "explain", arguments, config=FLAGS)
+    _check(options)
+    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
+    if predictor.model is None:
+        raise UsageError(
+            f"`MODEL` must be a model's weights, got {options.model}: "
+            "an exported file has no routing to look at"
+        )
+    check_explainable(predictor.model)
+    if options.separation is not None:
+        _measure(predictor, predictor.model, options, arguments)
+    else:
+        _explain(predictor, predictor.model, options)
+
+
+def _check(options: Options) -> None:
+    if options.image is None and options.separation is None:
+        raise UsageError("`IMAGE` must be given (or `--separation N`), got nothing to explain")
+    if options.image is not None and options.separation is not None:
+        raise UsageError("`--separation` must not be given with an IMAGE: it makes its own")
+    if options.map not in ROUTING_MAPS:
+        hint = nearest(options.map, ROUTING_MAPS)
+        raise UsageError(f"`--map` must be a definition of heat, got {options.map!r}{hint}")
+
+
+def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> None:
+    assert options.image is not None  # checked
+    image = _read(predictor, options.image)
+    remark = predictor.remark(image)
+    if remark is not None:
+        print(f"{options.image}: {remark}", file=sys.stderr)
+    classes = [_class_index(name, predictor.class_names) for name in options.classes]
+    explanation = explain_image(model, image, classes or None, map=options.map)
+    folder = Path() if options.out is None else options.out.expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"`--out` must be a folder, got {folder}: it is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "stdin" if options.image == "-" else Path(options.image).stem
+    files = folder / f"{stem}.explained.png", folder / f"{stem}.explained.html"
+    write_whole(files[0], draw_explanation(explanation, image))
+    write_whole(files[1], page(explanation, image).encode())
+    if options.json:
+        print(json.dumps(explanation.as_dict()))
+        return
+    _print(explanation)
+    print(f"wrote {files[0]}, {files[1]}")
+
+
+def _read(predictor: Predictor, name: str) -> Tensor:
+    path = Path(name).expanduser()
+    if name != "-" and not path.is_file():
+        raise UsageError(f"{name}: no such image")
+    try:
+        with Image.open(sys.stdin.buffer if name == "-" else path, formats=FORMATS) as image:
+            return predictor.prepare(image)
+    except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
+        raise UsageError(
+            f"{name} is not an image that can be read: {one_line(str(error))}"
+        ) from error
+
+
+def _class_index(name: str, names: list[str]) -> int:
+    if name not in names:
+        raise UsageError(f"`--classes` must name classes, got {name!r}{nearest(name, names)}")
+    return names.index(name)
+
+
+def _print(explanation: Explanation) -> None:
+    named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
+    print(f"predicted: {named or 'nothing'}")
+    table = Table("layer", "routed")
+    for heading in ("entropy / log M", "never win"):
+        table.add_column(heading, justify="right")
+    for layer in explanation.layers:
+        entropy = f"{layer.entropy[layer.used - 1]:.3f}"
+        never = "–" if layer.never_win is None else f"{100 * layer.never_win:.0f} %"
+        name = explanation.layer_name(layer.layer)
+        table.add_row(name, "yes" if layer.routed else "no: shared evenly", entropy, never)
+    Console(highlight=False).print(table)
+    for note in explanation.notes():
+        print(note)
+
+
+def _measure(
+    predictor: Predictor, model: ImageClassifier, options: Options, arguments: list[str]
+) -> None:
+    assert isinstance(model, CapsuleClassifier) and options.separation is not None  # checked
+    if (model.in_channels, *model.image_size) != (1, CANVAS, CANVAS) or model.num_classes != 10:
+        raise UsageError(
+            f"`--separation` needs a model of overlapping digits (1×{CANVAS}×{CANVAS}, 10 "
+            f"classes), got {model.name}"
+        )
+    pairs = two_digit_images(options.separation, split=options.split)
+    with _bar() as listen:
+        separations, right = measure_separation(model, pairs, listen)
+    _print_separation(separations)
+    if options.out is None:
+        return
+    result = {
+        "command": "capsroute explain " + shlex.join(arguments),
+        "model": model.name,
+        "iterations": model.iterations,
+        "weights_sha256": _digest(predictor),
+        "images": len(pairs.images),
+        "split": options.split,
+        "both_digits_named_percent": right,
+        "chance": 0.5,
+        "default_map": DEFAULT_MAP,
+        "maps": {name: asdict(value) for name, value in separations.items()},
+        "device": device_name(next(model.parameters()).device),
+        **versions(),
+    }
+    write_whole(options.out.expanduser(), (json.dumps(result, indent=1) + "\n").encode())
+    print(f"wrote {options.out}")
+
+
+def _digest(predictor: Predictor) -> str | None:
+    if predictor.checkpoint is None:
+        return None
+    return read_metadata(predictor.checkpoint).get("sha256")
+
+
+def _print_separation(separations: dict[str, Separation]) -> None:
+    table = Table("map", title="share of a class's heat on its own digit (chance 0.5)")
+    for heading in ("share", "standard error", "where both were named"):
+        table.add_column(heading, justify="right")
+    for name, value in sorted(separations.items(), key=lambda item: -item[1].share):
+        right = "–" if value.share_where_right is None else f"{value.share_where_right:.4f}"
+        table.add_row(name, f"{value.share:.4f}", f"{value.error:.4f}", right)
+    Console(highlight=False).print(table)
+
+
+@contextmanager
+def _bar() -> Iterator[Listener]:
+    """On stderr; nothing where that is not a terminal."""
+    console = Console(stderr=True)
+    columns: Any = (TextColumn("measuring"), BarColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

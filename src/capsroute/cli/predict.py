@@ -1,0 +1,247 @@
+"""`capsroute predict`"""
+
+import csv
+import glob
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from PIL import Image, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.parsing import UsageError, one_line, parse
+from capsroute.data.image_folder import FORMATS, SUFFIXES
+from capsroute.inference import Prediction, Predictor
+
+STDIN = "-"
+READERS = 8  # threads; Pillow decodes outside Python's lock
+
+
+@dataclass(frozen=True)
+class Options:
+    """Name what images show.
+
+    How images are brought to the model's size and colours is written in its checkpoint. Nothing
+    is inverted: the shipped digit models know light digits on a dark ground, as MNIST has them.
+
+    --json prints one object a line, {"file", "labels", "ranked": [[class, probability], …]}; --csv
+    a header and a row for each image. A file that cannot be read is named on stderr, the others
+    go on, and the exit status is 1.
+
+    For example `capsroute predict runs/pets photo.jpg`,
+    `capsroute predict model.onnx photos/ '*.png' --json`,
+    `curl … | capsroute predict inverted_small_multimnist -`.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, a checkpoint, a pretrained model's name, or an .onnx or .pt2 file."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")] = ()
+    """Files, folders (with all below them), patterns, or - for one image on stdin."""
+    from_list: Annotated[str | None, optional("FILE")] = None
+    """A file with a path a line, or - for stdin, beside or instead of IMAGES."""
+    top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
+    """Classes to show with their probabilities."""
+    json: bool = False
+    """One JSON object a line."""
+    csv: bool = False
+    """A table for other programs."""
+    strict: bool = False
+    """Stop at the first file that cannot be read, with exit status 2."""
+    iterations: Annotated[int | None, optional("N")] = None
+    """Routing iterations; the model's own unless given."""
+    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 64
+    """Images at a time."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image to be read, and what to call it."""
+
+    name: str
+    open: Callable[[], Image.Image]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Why a file could not be read."""
+
+    reason: str
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(Options, "predict", arguments, config=FLAGS)
+    _check(options)
+    sources = find_images(options.images, options.from_list)
+    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
+    write, finish = _writer(options)
+    broken = 0
+    for source, answer, remark in _predict_all(predictor, sources, options):
+        if isinstance(answer, Broken):
+            if options.strict:
+                raise UsageError(f"{source.name}: {answer.reason} (`--strict`)")
+            broken += 1
+            print(f"{source.name}: {answer.reason}", file=sys.stderr)
+            continue
+        if remark is not None:
+            print(f"{source.name}: {remark}", file=sys.stderr)
+        write(source.name, answer)
+    finish()
+    if broken:
+        files = "1 image" if broken == 1 else f"{broken} images"
+        print(f"{files} of {len(sources)} could not be read", file=sys.stderr)
+        sys.exit(1)
+
+
+def _check(options: Options) -> None:
+    if options.json and options.csv:
+        raise UsageError("`--json` must not be given with `--csv`")
+    for flag, value in (("--top-k", options.top_k), ("--batch-size", options.batch_size)):
+        if value < 1:
+            raise UsageError(f"`{flag}` must be at least 1, got {value}")
+
+
+def find_images(given: Sequence[str], from_list: str | None) -> list[Source]:
+    """The images that the command line names, in its order; folders and patterns sorted."""
+    listed: list[str] = []
+    if from_list is not None:
+        text = sys.stdin.read() if from_list == STDIN else Path(from_list).read_text()
+        listed = [line for line in text.splitlines() if line.strip()]
+    sources = [source for name in given for source in _expand(name)]
+    sources += [_file(Path(name).expanduser()) for name in listed]
+    if not sources:
+        raise UsageError("`IMAGES` must name a file, a folder, a pattern or -, got nothing")
+    return sources
+
+
+def _expand(name: str) -> list[Source]:
+    if name == STDIN:
+        data = sys.stdin.buffer.read()
+        return [Source("stdin", lambda: _opened(io.BytesIO(data)))]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise UsageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))})")
+        return [_file(file) for file in files]
+    if not path.exists() and glob.has_magic(name):
+        found = glob.glob(str(path), recursive=True)  # noqa: PTH207  (an absolute pattern is fine)
+        matches = sorted(Path(match) for match in found)
+        if not matches:
+            raise UsageError(f"{name}: no file matches this pattern")
+        return [source for match in matches for source in _matched(match)]
+    return [_file(path)]
+
+
+def _matched(path: Path) -> list[Source]:
+    """A folder that a pattern names counts with all below it; an empty one does not matter."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [_file(file) for file in files if path.is_file() or file.suffix.lower() in SUFFIXES]
+
+
+def _file(path: Path) -> Source:
+    return Source(str(path), lambda: _opened(path))
+
+
+def _opened(file: Path | io.BytesIO) -> Image.Image:
+    return Image.open(file, formats=FORMATS)
+
+
+Answer = tuple[Source, Prediction | Broken, str | None]
+
+
+def _predict_all(predictor: Predictor, sources: list[Source], options: Options) -> Iterator[Answer]:
+    """Each source with its answer, and what is to be said about it, in order."""
+    with ThreadPoolExecutor(READERS) as pool, _bar(len(sources)) as advance:
+        for first in range(0, len(sources), options.batch_size):
+            batch = sources[first : first + options.batch_size]
+            read = list(pool.map(lambda source: _read(predictor, source), batch))
+            good = [image for image in read if isinstance(image, Tensor)]
+            answers: Iterator[Prediction] = iter(())
+            if good:
+                probabilities = predictor.probabilities(torch.stack(good))
+                answers = iter(predictor.decide(probabilities, options.top_k))
+            for source, image in zip(batch, read, strict=True):
+                if isinstance(image, Broken):
+                    yield source, image, None
+                else:
+                    yield source, next(answers), predictor.remark(image)
+            advance(len(batch))
+
+
+def _read(predictor: Predictor, source: Source) -> Tensor | Broken:
+    try:
+        with source.open() as image:
+            return predictor.prepare(image)
+    except FileNotFoundError:
+        return Broken("no such file")
+    except UnidentifiedImageError:
+        return Broken(f"not an image of a kind that is read here ({', '.join(FORMATS)})")
+    except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
+        return Broken(one_line(str(error)) or type(error).__name__)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    """On stderr, so that stdout holds results alone; nothing where that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+Write = Callable[[str, Prediction], None]
+
+
+def _writer(options: Options) -> tuple[Write, Callable[[], None]]:
+    """What to do with an answer, and at the end."""
+    if options.json:
+        return _write_json, lambda: None
+    if options.csv:
+        rows = csv.writer(sys.stdout, lineterminator="\n")
+        numbers = range(1, options.top_k + 1)
+        pairs = [name for n in numbers for name in (f"class_{n}", f"probability_{n}")]
+        rows.writerow(["file", "labels", *pairs])
+        return lambda name, answer: rows.writerow(_csv_row(name, answer)), lambda: None
+    table = Table()
+    for heading in ("image", "answer", "likeliest"):
+        table.add_column(heading, overflow="fold")
+    return (
+        lambda name, answer: table.add_row(*map(_plain, _table_row(name, answer))),
+        lambda: Console(highlight=False).print(table) if table.row_count else None,
+    )
+
+
+def _write_json(name: str, answer: Prediction) -> None:
+    record = {"file": name, "labels": answer.labels, "ranked": answer.ranked}
+    print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def _csv_row(name: str, answer: Prediction) -> list[str]:
+    pairs = [cell for label, p in answer.ranked for cell in (label, f"{p:.6f}")]
+    return [name, ";".join(answer.labels), *pairs]
+
+
+def _table_row(name: str, answer: Prediction) -> list[str]:
+    ranked = "  ".join(f"{label} {100 * p:.1f} %" for label, p in answer.ranked)
+    return [name, ", ".join(answer.labels) or "nothing", ranked]
+
+
+def _plain(text: str) -> str:
+    """Without rich taking [brackets] in a name for markup."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,194 @@
+"""`explain`: one image, its classes, and what the routing says about them."""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from capsroute.explain.decided import Decision, decisions
+from capsroute.explain.fields import primary_fields
+from capsroute.explain.flow import follow
+from capsroute.explain.heat import DEFAULT_MAP, ROUTING_MAPS
+from capsroute.explain.trace import check_explainable, trace
+from capsroute.explain.tree import Link, Node, grow_tree, layer_fields, links_of
+from capsroute.models.base import ImageClassifier
+
+# Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What routed where, for the classes that were asked for."""
+
+    model: str
+    iterations: int | None
+    class_names: list[str]
+    """Of all classes."""
+    probabilities: list[float]
+    """Of all classes."""
+    predicted: list[int]
+    """The model's answer, most likely first."""
+    classes: list[int]
+    """The ones explained here."""
+    map: str
+    """Which definition of heat, see heat.py."""
+    heat: dict[int, np.ndarray]
+    """For each of `classes`, (H, W) floats in [0, 1]; 1 is the hottest pixel of that class."""
+    trees: dict[int, Node]
+    """For each of `classes`, its parse tree."""
+    layers: list[Decision]
+    """How decided each routed layer is, from the bottom up."""
+
+    @property
+    def links(self) -> list[Link]:
+        """The strongest child-parent links of every class, parents first."""
+        return [link for index in self.classes for link in links_of(index, self.trees[index])]
+
+    def colour(self, class_index: int) -> str:
+        return COLOURS[self.classes.index(class_index) % len(COLOURS)]
+
+    def layer_name(self, layer: int) -> str:
+        if layer == len(self.layers):
+            return "class capsules"
+        return f"capsule layer {layer}" if layer else "primary capsules"
+
+    def notes(self) -> list[str]:
+        """What a reader should know before believing the pictures."""
+        even = [self.layer_name(layer.layer) for layer in self.layers if not layer.routed]
+        if not even:
+            return []
+        if len(even) == len(self.layers):
+            return [
+                "No layer routed: every parent got the same share of every child, so what is "
+                "shown comes from the votes alone."
+            ]
+        return [
+            f"Shared evenly, not routed: {', '.join(even)}. With {self.iterations} iterations, "
+            "what lower layers would learn later never reaches the scores."
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON.
+
+        `classes[i].heat` is a PNG data URI of the model's image size: the class's colour, its
+        opacity the heat (0 to 255), to be laid over the picture. Boxes are pixels
+        [top, left, bottom, right), the last two excluded.
+        """
+        return {
+            "model": self.model,
+            "iterations": self.iterations,
+            "map": self.map,
+            "predicted": [self.class_names[index] for index in self.predicted],
+            "classes": [
+                {
+                    "index": index,
+                    "name": self.class_names[index],
+                    "probability": self.probabilities[index],
+                    "colour": self.colour(index),
+                    "heat": png_uri(overlay(self.heat[index], self.colour(index))),
+                }
+                for index in self.classes
+            ],
+            "links": [link.as_dict() for link in self.links],
+            "layers": [
+                {"name": self.layer_name(layer.layer), **layer.as_dict()} for layer in self.layers
+            ],
+            "notes": self.notes(),
+        }
+
+
+def explain(
+    model: ImageClassifier,
+    image: Tensor,
+    classes: list[int] | None = None,
+    *,
+    map: str = DEFAULT_MAP,
+) -> Explanation:
+    """Explain what a capsule network (inverted, dynamic or EM) says of an image.
+
+    Args:
+        model: in evaluation mode; its weights are left alone.
+        image: (C, H, W), floats in [0, 1].
+        classes: indices to explain; those predicted unless given, or the likeliest if none was.
+        map: a definition of heat, one of `ROUTING_MAPS`.
+    """
+    check_explainable(model)
+    if map not in ROUTING_MAPS:
+        raise ValueError(f"`map` must be one of {', '.join(ROUTING_MAPS)}, got {map!r}")
+    if image.ndim != 3:
+        raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
+    device = next(model.parameters()).device
+    traced = trace(model, image[None].to(device))
+    probabilities = model.probabilities(traced.routing.scores)[0].tolist()
+    predicted = _predicted(probabilities, model.task.multilabel)
+    chosen = _check_classes(classes, model.num_classes) or predicted or _likeliest(probabilities)
+    fields = layer_fields(primary_fields(traced.model), traced.layers)
+    heat, trees = {}, {}
+    for index in chosen:
+        which = torch.tensor([index], device=device)
+        heat[index] = _to_unit(ROUTING_MAPS[map](traced, which)[0])
+        links = [link[0] for link in follow(traced, which).links]
+        trees[index] = grow_tree(index, traced.layers, links, fields)
+    return Explanation(
+        model=model.name,
+        iterations=model.iterations,
+        class_names=model.class_names or [str(index) for index in range(model.num_classes)],
+        probabilities=probabilities,
+        predicted=predicted,
+        classes=chosen,
+        map=map,
+        heat=heat,
+        trees=trees,
+        layers=decisions(traced.routing.coefficients, traced.routing.used),
+    )
+
+
+def _predicted(probabilities: list[float], multilabel: bool) -> list[int]:
+    order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
+    return [index for index in order if probabilities[index] > 0.5] if multilabel else order[:1]
+
+
+def _likeliest(probabilities: list[float]) -> list[int]:
+    return [max(range(len(probabilities)), key=probabilities.__getitem__)]
+
+
+def _check_classes(classes: list[int] | None, count: int) -> list[int]:
+    for index in classes or []:
+        if not 0 <= index < count:
+            raise ValueError(f"`classes` must be between 0 and {count - 1}, got {index}")
+    return list(dict.fromkeys(classes or []))
+
+
+def _to_unit(heat: Tensor) -> np.ndarray:
+    values = heat.detach().cpu().double().numpy()
+    return values / max(values.max(), 1e-30)
+
+
+def overlay(heat: np.ndarray, colour: str) -> Image.Image:
+    """The colour, as opaque as the heat."""
+    rgb = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
+    pixels = np.empty((*heat.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = rgb
+    pixels[..., 3] = np.rint(255 * heat)
+    return Image.fromarray(pixels)
+
+
+def picture(image: Tensor) -> Image.Image:
+    """A prepared image, (C, H, W) in [0, 1], as one to look at."""
+    pixels = (image.detach().cpu().clamp(0, 1) * 255).round().byte()
+    if len(pixels) not in (1, 3):  # neither grey nor colour: the mean of the channels
+        pixels = pixels.float().mean(dim=0, keepdim=True).round().byte()
+    array = pixels.permute(1, 2, 0).numpy()
+    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).convert("RGB")
+
+
+def png_uri(image: Image.Image) -> str:
+    data = io.BytesIO()
+    image.save(data, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()

@@ -1,0 +1,123 @@
+"""Heat maps over the input: several definitions, and gradients to hold them against.
+
+`contribution` is the default because it separates overlapping digits best among those that
+follow the routing (docs/explain.md has the numbers, and what they do not show).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsroute.explain.fields import primary_fields
+from capsroute.explain.flow import along, follow, share_down
+from capsroute.explain.trace import Trace
+from capsroute.models.base import ImageClassifier
+
+Map = Callable[[Trace, Tensor], Tensor]
+"""A trace of B images and one class for each, to heat (B, H, W), not negative."""
+
+SMOOTHING = 18  # a pixel's part is averaged over a square of side 1 + 2 · (image's side // this)
+
+
+def contribution(trace: Trace, classes: Tensor) -> Tensor:
+    """What each pixel gave to the score along the routes taken, averaged over its neighbours.
+
+    Parts that cancel within a neighbourhood cancel before what is left is called heat. Models
+    whose scores are no sum of parts (EM) are followed to their primary capsules only.
+    """
+    flow = follow(trace, classes)
+    return _by_field(trace, flow.primary) if flow.pixels is None else _smooth(flow.pixels)
+
+
+def contribution_by_pixel(trace: Trace, classes: Tensor) -> Tensor:
+    """The same without the average over neighbours."""
+    pixels = follow(trace, classes).pixels
+    return fields(trace, classes) if pixels is None else pixels.clamp_min(0.0)
+
+
+def fields(trace: Trace, classes: Tensor) -> Tensor:
+    """What each primary capsule gave to the score, laid on its receptive field."""
+    return _by_field(trace, follow(trace, classes).primary)
+
+
+def coefficients(trace: Trace, classes: Tensor) -> Tensor:
+    """Routing coefficients alone, multiplied down: how votes are shared, not what they say."""
+    weights = [layer.shares for layer in trace.layers]
+    return _by_field(trace, share_down(trace.layers, weights, classes)[0])
+
+
+def votes(trace: Trace, classes: Tensor) -> Tensor:
+    """Coefficient times the length of the vote."""
+    weights = [
+        layer.shares * layer.votes(below).norm(dim=-1)
+        for layer, below in zip(trace.layers, _held_poses(trace), strict=False)
+    ]
+    return _by_field(trace, share_down(trace.layers, weights, classes)[0])
+
+
+def agreeing_votes(trace: Trace, classes: Tensor) -> Tensor:
+    """Coefficient times the length of the vote along its parent's pose, where it agrees."""
+    poses = _held_poses(trace)
+    weights = [
+        layer.shares * along(layer, layer.votes(below), above).clamp_min(0.0)
+        for layer, below, above in zip(trace.layers, poses, poses[1:], strict=False)
+    ]
+    return _by_field(trace, share_down(trace.layers, weights, classes)[0])
+
+
+def helpful_links(trace: Trace, classes: Tensor) -> Tensor:
+    """As `fields`, but links that speak against the class are dropped layer by layer."""
+    weights = [links.clamp_min(0.0) for links in follow(trace, classes).links]
+    return _by_field(trace, share_down(trace.layers, weights, classes)[0])
+
+
+ROUTING_MAPS: dict[str, Map] = {
+    map_.__name__: map_
+    for map_ in (
+        contribution,
+        contribution_by_pixel,
+        fields,
+        helpful_links,
+        agreeing_votes,
+        votes,
+        coefficients,
+    )
+}
+DEFAULT_MAP = "contribution"
+
+
+def _held_poses(trace: Trace) -> list[Tensor]:
+    if not trace.is_linear:
+        raise ValueError(
+            "`map` must be contribution, fields or coefficients for an EM model, "
+            "whose scores are no sum of votes"
+        )
+    return [poses.detach() for poses in trace.rebuilt.poses]
+
+
+def _by_field(trace: Trace, primary: Tensor) -> Tensor:
+    """(B, H, W, capsules) of the primary layer to pixels; opposite parts cancel first."""
+    spread = primary_fields(trace.model).spread(primary.sum(dim=-1), trace.model.image_size)
+    return spread.clamp_min(0.0).detach()
+
+
+def _smooth(parts: Tensor) -> Tensor:
+    around = max(parts.shape[1:]) // SMOOTHING
+    return F.avg_pool2d(parts[:, None], 2 * around + 1, 1, around)[:, 0].clamp_min(0.0)
+
+
+def gradient_maps(model: ImageClassifier, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
+    """The baselines, which know nothing of capsules: ∂score/∂pixel, routing and all."""
+    pixels = model.prepare(images).detach().requires_grad_()
+    with torch.enable_grad():
+        score = model.compute_scores(pixels).gather(1, classes[:, None]).sum()
+        (slope,) = torch.autograd.grad(score, pixels)
+    product = (slope * pixels.detach()).sum(dim=1)
+    return {
+        "gradient": slope.abs().sum(dim=1),
+        "gradient_times_input": product.abs(),
+        "gradient_times_input_positive": product.clamp_min(0.0),
+        "gradient_times_input_smoothed": _smooth(product),
+    }

@@ -1,0 +1,123 @@
+"""An explanation as one PNG: heat maps, parse trees, how decided each layer is."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from capsroute.explain.explanation import Explanation, overlay, picture
+from capsroute.explain.tree import Placed, place
+
+MOST_DRAWN = 4  # classes; the page has them all
+DIM = 0.45  # brightness of the picture under a heat map
+
+
+def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
+    """PNG of an explanation and its prepared image (C, H, W)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    classes = explanation.classes[:MOST_DRAWN]
+    depth = len(explanation.layers)
+    figure = Figure(figsize=(9.6, 3.2 + (0.9 + 1.15 * depth) * len(classes) + 2.6))
+    FigureCanvasAgg(figure)
+    heights = [3.2, (0.9 + 1.15 * depth) * len(classes), 2.6]
+    parts: Any = figure.subfigures(3, 1, height_ratios=heights)
+    maps, trees, decided = parts
+    input_picture = picture(image)
+    _draw_maps(maps, explanation, classes, input_picture)
+    axes = trees.subplots(len(classes), 1, squeeze=False)[:, 0]
+    trees.subplots_adjust(left=0.13, right=0.98, top=0.95, bottom=0.04, hspace=0.25)
+    for axis, index in zip(axes, classes, strict=True):
+        _draw_tree(axis, explanation, index, input_picture)
+    _draw_decisions(decided, explanation)
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        # names in a script that the font lacks show as boxes; nothing to be done about it here
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def _draw_maps(
+    figure: Any, explanation: Explanation, classes: list[int], original: Image.Image
+) -> None:
+    axes = figure.subplots(1, 1 + len(classes), squeeze=False)[0]
+    figure.subplots_adjust(left=0.02, right=0.98, top=0.82, bottom=0.02, wspace=0.06)
+    named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
+    axes[0].imshow(original, interpolation="nearest")
+    axes[0].set_title(f"predicted: {named or 'nothing'}", fontsize=10, parse_math=False)
+    dimmed = original.point(lambda value: DIM * value)
+    for axis, index in zip(axes[1:], classes, strict=True):
+        colour = explanation.colour(index)
+        axis.imshow(dimmed, interpolation="nearest")
+        axis.imshow(overlay(explanation.heat[index], colour), interpolation="nearest")
+        title = f"{explanation.class_names[index]}: {100 * explanation.probabilities[index]:.1f} %"
+        axis.set_title(title, fontsize=10, color=colour, weight="bold", parse_math=False)
+    for axis in axes:
+        axis.set_axis_off()
+
+
+def _draw_tree(axis: Any, explanation: Explanation, index: int, original: Image.Image) -> None:
+    placed, colour = place(explanation.trees[index]), explanation.colour(index)
+    depth = len(explanation.layers)
+    axis.set(xlim=(0, 1), ylim=(depth + 0.5, -0.35))
+    axis.set_axis_off()
+    for level in range(depth + 1):
+        name = explanation.layer_name(depth - level).replace(" ", "\n", 1)
+        axis.text(-0.02, level, name, ha="right", va="center", fontsize=8)
+    for item in placed:
+        if item.parent is not None:
+            _draw_link(axis, item, placed[item.parent], colour)
+    for item in placed:
+        if item.level:
+            _draw_patch(axis, item, original, colour)
+        else:
+            box = {"boxstyle": "round,pad=0.4", "facecolor": colour, "edgecolor": "none"}
+            name = explanation.class_names[index]
+            style: Any = {"ha": "center", "va": "center", "color": "white", "weight": "bold"}
+            axis.text(item.x, 0, name, bbox=box, parse_math=False, **style)
+
+
+def _draw_link(axis: Any, child: Placed, parent: Placed, colour: str) -> None:
+    ends = [parent.x, child.x], [parent.level, child.level]
+    axis.plot(*ends, color=colour, linewidth=0.6 + 9 * child.node.share, alpha=0.55, zorder=1)
+    middle = (parent.x + 2 * child.x) / 3, (parent.level + 2 * child.level) / 3 - 0.12
+    label = f"{100 * child.node.share:.0f} %"
+    axis.text(*middle, label, fontsize=7, ha="center", va="center", zorder=4, bbox=_BARE)
+
+
+_BARE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+
+
+def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str) -> None:
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    top, left, bottom, right = item.node.capsule.box
+    patch = original.crop((left, top, right, bottom))
+    zoom = 40 / max(patch.size)
+    picture_box = OffsetImage(np.asarray(patch), zoom=zoom, interpolation="nearest")
+    frame = {"edgecolor": colour, "linewidth": 1.5}
+    axis.add_artist(AnnotationBbox(picture_box, (item.x, item.level), pad=0.1, bboxprops=frame))
+
+
+def _draw_decisions(figure: Any, explanation: Explanation) -> None:
+    axis = figure.subplots()
+    figure.subplots_adjust(left=0.09, right=0.62, top=0.84, bottom=0.2)
+    for layer in explanation.layers:
+        name = explanation.layer_name(layer.layer)
+        rounds = range(1, len(layer.entropy) + 1)
+        (line,) = axis.plot(rounds, layer.entropy, "o--", markerfacecolor="none", alpha=0.7)
+        lost = "" if layer.never_win is None else f", {100 * layer.never_win:.0f} % never win"
+        state = "shared evenly" if not layer.routed else f"routed{lost}"
+        used = list(rounds)[: layer.used]
+        label = f"{name}: {state}"
+        axis.plot(used, layer.entropy[: layer.used], "o-", color=line.get_color(), label=label)
+    axis.set(xlabel="iteration", ylabel="entropy / log M", ylim=(-0.05, 1.1))
+    axis.set_xticks(range(1, max(len(layer.entropy) for layer in explanation.layers) + 1))
+    axis.set_title("how decided the routing is (filled: reaches the scores)", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

@@ -1,0 +1,111 @@
+"""Write a model in another form, once the file has been shown to agree with the model."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import capsroute
+from capsroute.export.graph import onnx_bytes, pt2_bytes
+from capsroute.export.loading import load_scores
+from capsroute.files import write_whole
+from capsroute.inference import Run
+from capsroute.models.base import ImageClassifier
+from capsroute.models.weights import load_model, save_model
+
+FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+CHECKED_BATCHES = (1, 7, 64)
+TOLERANCE = 1e-4  # of the scores, in units of the largest where that is above 1
+
+
+def export_model(
+    model: ImageClassifier,
+    to: str,
+    path: str | Path,
+    *,
+    batch: int | None = None,
+) -> float:
+    """Write the model and return the largest difference of its scores from the model's.
+
+    The file is loaded and compared with the model on random images, at several batch sizes,
+    before it appears under its name; one that differs is a ValueError and leaves nothing behind.
+
+    Args:
+        model: in any mode and on any device; it is left as it is.
+        to: `onnx`, `torch-export` or `safetensors`.
+        path: of the file.
+        batch: images a call of the graph takes; any number unless given.
+    """
+    if to not in FORMATS:
+        raise ValueError(f"`to` must be one of {', '.join(FORMATS)}, got {to!r}")
+    if batch is not None and (batch < 1 or to == "safetensors"):
+        raise ValueError(f"`batch` must be at least 1, and goes with a graph only, got {batch}")
+    if model.class_names is None:
+        names = [str(index) for index in range(model.num_classes)]
+    else:
+        names = model.class_names
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / f"model{FORMATS[to]}"
+        if to == "safetensors":
+            save_model(model, draft)
+        else:
+            metadata = describe(model, names, batch)
+            write = onnx_bytes if to == "onnx" else pt2_bytes
+            draft.write_bytes(write(model, metadata, batch))
+        difference = check(model, draft, batch)
+        write_whole(Path(path), draft.read_bytes())
+    return difference
+
+
+def describe(model: ImageClassifier, names: list[str], batch: int | None) -> dict[str, Any]:
+    """What travels inside an exported file, so that it needs nothing beside it."""
+    if model.scores_are_probabilities:
+        probabilities = "identity"
+    else:
+        probabilities = "sigmoid" if model.task.multilabel else "softmax"
+    return {
+        "model": model.name,
+        "config": model.config,
+        "class_names": names,
+        "image_size": list(model.image_size),
+        "in_channels": model.in_channels,
+        "multilabel": model.task.multilabel,
+        "iterations": model.iterations,
+        "probabilities": probabilities,
+        "resize": None if model.resize is None else list(model.resize),
+        "batch": batch,
+        "capsroute": capsroute.__version__,
+    }
+
+
+@torch.no_grad()
+def check(model: ImageClassifier, path: Path, batch: int | None) -> float:
+    """The largest difference between a file's scores and the model's, or a ValueError."""
+    run = _scores_of(path)
+    device, training = next(model.parameters()).device, model.training
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    model.eval()
+    try:
+        for count in CHECKED_BATCHES if batch is None else (batch,):
+            shape = (count, model.in_channels, *model.image_size)
+            images = torch.rand(shape, generator=generator)
+            expected, got = model(images.to(device)).cpu(), run(images)
+            difference = (got - expected).abs().max().item()
+            allowed = TOLERANCE * max(1.0, expected.abs().max().item())
+            if not difference <= allowed:
+                raise ValueError(
+                    f"the exported {model.name} differs from the model by {difference:.2g} at "
+                    f"batch {count}, more than {allowed:.2g}; nothing was written"
+                )
+            worst = max(worst, difference)
+    finally:
+        model.train(training)
+    return worst
+
+
+def _scores_of(path: Path) -> Run:
+    if path.suffix == FORMATS["safetensors"]:
+        return load_model(path).eval()
+    return load_scores(path)[1]

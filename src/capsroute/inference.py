@@ -1,0 +1,238 @@
+"""A trained model that takes pictures, whatever file it came from.
+
+    predictor = Predictor.load("runs/pets")
+    predictor.predict([Image.open("cat.jpg")])[0].labels
+
+How a picture becomes the model's input is written in the checkpoint, and it is what
+`data/image_folder.py` does in training: EXIF rotations applied, transparency laid on white, one
+channel or three, scaled to cover the model's size, the middle cut out. Nothing is guessed from
+the picture itself. In particular nothing is inverted: a model that learned light digits on a
+dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` says so.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from capsroute.data.image_folder import to_mode
+from capsroute.models.base import ImageClassifier
+from capsroute.models.weights import load_model
+from capsroute.train.distributed import choose_device
+
+EXPORTED = (".onnx", ".pt2")
+THRESHOLD = 0.5  # of a multi-label answer, as in training and evaluation
+BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one image shows."""
+
+    labels: list[str]
+    """One class; for a multi-label model the set, most likely first, which may be empty."""
+    ranked: list[tuple[str, float]]
+    """The `top_k` classes with their probabilities, most likely first."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file says of its model, beside the weights."""
+
+    name: str
+    class_names: list[str]
+    image_size: tuple[int, int]
+    in_channels: int
+    multilabel: bool
+    iterations: int | None = None
+    """Routing iterations; None for a model that does not route."""
+    resize: tuple[int, int] | None = None
+    """Size that pictures are brought to before the middle is cut out; `image_size` if None."""
+
+    @classmethod
+    def of(cls, model: ImageClassifier) -> "Description":
+        return cls(
+            model.name,
+            model.class_names or [str(index) for index in range(model.num_classes)],
+            model.image_size,
+            model.in_channels,
+            model.task.multilabel,
+            model.iterations,
+            model.resize,
+        )
+
+
+Run = Callable[[Tensor], Tensor]
+"""Float images (B, C, H, W) on the CPU to probabilities (B, classes) on the CPU."""
+
+
+class Predictor:
+    """Pictures to class names."""
+
+    def __init__(
+        self, description: Description, run: Run, model: ImageClassifier | None = None
+    ) -> None:
+        self.description = description
+        self.name = description.name
+        self.class_names = description.class_names
+        self.image_size = description.image_size
+        self.in_channels = description.in_channels
+        self.multilabel = description.multilabel
+        self.iterations = description.iterations
+        self.model = model  # None for an exported file, which cannot be explained
+        self.checkpoint: Path | None = None  # the file that the weights came from, if any
+        self._run = run
+
+    @classmethod
+    def load(
+        cls, source: str | Path, *, iterations: int | None = None, device: str = "auto"
+    ) -> "Predictor":
+        """From a run's folder, a checkpoint, a pretrained model's name or an exported file.
+
+        Args:
+            source: a folder with `model.safetensors` in it, a file of that kind, the name of a
+                model with shipped weights, or an `.onnx` or `.pt2` file of `capsroute export`.
+            iterations: routing iterations; the model's own unless given.
+            device: `auto`, `cpu` or `cuda`. Exported files run on the CPU.
+        """
+        path = Path(source).expanduser()
+        if path.suffix in EXPORTED and path.is_file():
+            return cls._from_exported(path, iterations)
+        return cls._from_checkpoint(_find_checkpoint(source, iterations), iterations, device)
+
+    @classmethod
+    def from_model(cls, model: ImageClassifier, *, device: str = "auto") -> "Predictor":
+        """Around a model in memory, which is moved to `device` and put in evaluation mode."""
+        where = choose_device(device)
+        model = model.to(where).eval()
+
+        def run(images: Tensor) -> Tensor:
+            return model.probabilities(model(images.to(where))).float().cpu()
+
+        return cls(Description.of(model), run, model)
+
+    @classmethod
+    def _from_checkpoint(cls, path: Path, iterations: int | None, device: str) -> "Predictor":
+        changes = {} if iterations is None else {"iterations": iterations}
+        model = load_model(path, **changes)
+        predictor = cls.from_model(model, device=device)
+        predictor.checkpoint = path
+        return predictor
+
+    @classmethod
+    def _from_exported(cls, path: Path, iterations: int | None) -> "Predictor":
+        from capsroute.export import load_exported
+
+        description, run = load_exported(path)
+        if iterations not in (None, description.iterations):
+            raise ValueError(
+                f"`iterations` must be {description.iterations} for {path}, got {iterations}: "
+                "an exported file's routing is fixed; export the model again"
+            )
+        return cls(description, run)
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """A picture as the model's input, (C, H, W), floats in [0, 1].
+
+        A JPEG that was opened and not yet read is decoded at a fraction of its size.
+        """
+        if self.in_channels not in (1, 3):
+            raise ValueError(
+                f"{self.name} takes images of {self.in_channels} channels; "
+                "pictures have 1 (grey) or 3 (colour)"
+            )
+        height, width = self.description.resize or self.image_size
+        side = 2 * max(height, width)
+        image.draft(None, (side, side))
+        upright = ImageOps.exif_transpose(image)
+        coloured = to_mode(upright, "L" if self.in_channels == 1 else "RGB")
+        fitted = ImageOps.fit(coloured, (width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1)
+        rows, columns = self.image_size
+        top, left = (height - rows) // 2, (width - columns) // 2
+        cut = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)
+        return torch.from_numpy(cut.astype(np.float32) / 255.0)
+
+    def remark(self, image: Tensor) -> str | None:
+        """What a user should know of a prepared image, if anything."""
+        if _learned_digits_on_black(self.description) and image.mean().item() > BRIGHT:
+            return (
+                "a light ground; this model learned light digits on a dark one: "
+                "if the digits are dark, invert the image first"
+            )
+        return None
+
+    @torch.no_grad()
+    def probabilities(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) floats in [0, 1] to (B, classes), float32 on the CPU."""
+        result = self._run(images)
+        if not result.isfinite().all():
+            raise ValueError(f"{self.name} gave scores that are not finite; its weights are broken")
+        return result
+
+    def decide(self, probabilities: Tensor, top_k: int = 5) -> list[Prediction]:
+        """The answer for each row of probabilities, and its `top_k` likeliest classes."""
+        if top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, got {top_k}")
+        return [self._decide(row, top_k) for row in probabilities.tolist()]
+
+    def _decide(self, row: list[float], top_k: int) -> Prediction:
+        pairs = zip(self.class_names, row, strict=True)
+        ranked = sorted(pairs, key=lambda pair: -pair[1])
+        if self.multilabel:
+            labels = [name for name, probability in ranked if probability > THRESHOLD]
+        else:
+            labels = [ranked[0][0]]
+        return Prediction(labels, ranked[:top_k])
+
+    def predict(self, images: Sequence[Image.Image], top_k: int = 5) -> list[Prediction]:
+        """What each picture shows; one batch."""
+        if not images:
+            return []
+        prepared = torch.stack([self.prepare(image) for image in images])
+        return self.decide(self.probabilities(prepared), top_k)
+
+
+def _learned_digits_on_black(description: Description) -> bool:
+    """Whether it is a model of DiverseMultiMNIST; a folder's model need not have its classes."""
+    digits = [str(digit) for digit in range(10)]
+    return description.multilabel and description.class_names == digits
+
+
+def _find_checkpoint(source: str | Path, iterations: int | None) -> Path:
+    """The safetensors file that a path or a name stands for, or a one-line ValueError."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        checkpoint = path / "model.safetensors"
+        if not checkpoint.is_file():
+            raise ValueError(
+                f"{path} holds no {checkpoint.name}; expected the folder of a run that has been "
+                "evaluated once"
+            )
+        return checkpoint
+    if path.is_file():
+        return path
+    from capsroute.models.pretrained import list_pretrained, pretrained_path
+
+    names: list[str] = list_pretrained()
+    if str(source) in names:
+        return pretrained_path(str(source), iterations)
+    raise ValueError(_nothing_there(str(source), path, names))
+
+
+def _nothing_there(source: str, path: Path, names: list[str]) -> str:
+    """The message, with the nearest name, be it of a model or of a file beside the path."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else []
+    choices = [*names, *(str(other) for other in beside)]
+    close = difflib.get_close_matches(source, choices, n=1)
+    if close:
+        hint = f"did you mean {close[0]!r}?"
+    else:
+        hint = f"pretrained models: {', '.join(names) or 'none'}"
+    expected = "expected a run's folder, a checkpoint, an exported file or a pretrained model"
+    return f"{source}: no such model; {expected}; {hint}"

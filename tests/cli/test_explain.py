@@ -1,0 +1,111 @@
+"""`capsroute explain` from end to end, on small untrained models."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import capsroute
+from capsroute.data import DiverseMultiMNIST, load_mnist
+from capsroute.models.weights import read_metadata, save_model
+
+
+def save(path, name, **options):
+    torch.manual_seed(0)
+    model = capsroute.create_model(name, **options)
+    save_model(model, path)
+    return path
+
+
+@pytest.fixture
+def digits(tmp_path):
+    return save(tmp_path / "digits.safetensors", "inverted_small_multimnist")
+
+
+def sample(name):
+    from importlib.resources import files
+
+    return files("capsroute") / "data" / "samples" / name
+
+
+def test_an_image_is_explained(run, digits, tmp_path):
+    status, out, err = run("explain", digits, sample("digits_0_7.png"), "--out", tmp_path / "new")
+    assert (status, err) == (0, "")
+    png, page = (tmp_path / "new" / f"digits_0_7.explained.{kind}" for kind in ("png", "html"))
+    assert f"wrote {png}, {page}" in out and "predicted: " in out
+    with Image.open(png) as picture:
+        assert picture.format == "PNG"
+    assert page.read_text().startswith("<!doctype html>")
+    assert "capsule layer 1" in out and "no: shared evenly" in out
+
+
+def test_classes_and_json(run, digits, tmp_path):
+    image = sample("digit_5.png")
+    status, out, _ = run(
+        "explain", digits, image, "--classes", "3", "5", "--json", "--map", "fields"
+    )
+    found = json.loads(out)
+    assert status == 0 and [entry["name"] for entry in found["classes"]] == ["3", "5"]
+    assert found["map"] == "fields" and (tmp_path / "digit_5.explained.html").is_file()
+
+
+def test_separation(run, digits, tmp_path):
+    out_file = tmp_path / "separation.json"
+    status, out, _ = run("explain", digits, "--separation", 5, "--out", out_file)
+    result = json.loads(out_file.read_text())
+    assert status == 0 and "chance 0.5" in out
+    assert (result["images"], result["split"], result["chance"]) == (5, "test", 0.5)
+    assert result["weights_sha256"] == read_metadata(digits)["sha256"]
+    assert result["command"].startswith("capsroute explain ") and "commit" in result
+    assert f"{result['maps']['contribution']['share']:.4f}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "`IMAGE` must be given"),
+        (["gone.png"], "gone.png: no such image"),
+        (["broken.png"], "broken.png is not an image that can be read"),
+        (["broken.png", "--map", "field"], "did you mean 'fields'?"),
+        (["broken.png", "--separation", "3"], "must not be given with an IMAGE"),
+        (["--separation", "0"], "`count` must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(run, digits, tmp_path, arguments, message):
+    (tmp_path / "broken.png").write_bytes(b"no")
+    status, _, err = run("explain", digits, *arguments)
+    assert status == 2 and err.count("\n") == 1
+    assert err.startswith("error: ") and message in err
+
+
+def test_an_unknown_class_gets_the_nearest(run, tmp_path):
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_small_multimnist", num_classes=2)
+    model.class_names = ["hamster", "parrot"]
+    save_model(model, tmp_path / "pets.safetensors")
+    image = sample("digit_5.png")
+    status, _, err = run("explain", tmp_path / "pets.safetensors", image, "--classes", "parot")
+    assert status == 2 and "did you mean 'parrot'?" in err
+    status, _, err = run("explain", tmp_path / "pets.safetensors", "--separation", "3")
+    assert status == 2 and "needs a model of overlapping digits" in err
+
+
+def test_a_cnn_has_nothing_to_explain(run, tmp_path):
+    cnn = save(tmp_path / "cnn.safetensors", "cnn_cifar10", image_size=16)
+    status, _, err = run("explain", cnn, sample("digit_5.png"))
+    assert status == 2 and err.count("\n") == 1 and "it has no capsules" in err
+
+
+def test_the_samples_are_what_their_readme_says():
+    arrays = load_mnist()
+    source = DiverseMultiMNIST.from_digits(arrays.test_images, arrays.test_labels)
+    images, targets, _ = source.fixed_set()
+    for row, name, classes in (
+        (25, "digits_0_7", [0, 7]),
+        (89, "digits_2_4", [2, 4]),
+        (77, "digit_5", [5]),
+    ):
+        assert targets[row].nonzero()[:, 0].tolist() == classes
+        with Image.open(str(sample(f"{name}.png"))) as image:
+            assert image.tobytes() == images[row, 0].numpy().tobytes()

@@ -1,0 +1,196 @@
+"""`capsroute predict` from end to end, on a small untrained model."""
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capsroute
+from capsroute.export import export_model
+from capsroute.inference import Predictor
+from capsroute.models.weights import save_model
+
+SIZE = 20
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A run's folder."""
+    torch.manual_seed(0)
+    made = capsroute.create_model(
+        "inverted_small_multimnist",
+        image_size=SIZE,
+        num_classes=3,
+        multilabel=False,
+        iterations=1,
+    )
+    made.class_names = ["ant", "bee", "cat [tabby]"]
+    (tmp_path / "run").mkdir()
+    save_model(made, tmp_path / "run" / "model.safetensors")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Four images of different kinds in a folder and one below it."""
+    folder = tmp_path / "photos"
+    (folder / "deep").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name, shape in (
+        ("a.png", (30, 40, 3)),
+        ("b.JPG", (50, 50)),
+        ("c.bmp", (9, 70, 3)),
+        ("deep/d.gif", (20, 20)),
+    ):
+        Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)).save(folder / name)
+    (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+def expected(model, path):
+    with Image.open(path) as image:
+        return Predictor.load(model).predict([image], top_k=3)[0]
+
+
+def records(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_folder_is_taken_with_all_below_it(run, model, photos):
+    status, out, err = run("predict", model, photos, "--json", "--batch-size", 3)
+    assert (status, err) == (0, "")
+    found = records(out)
+    names = ["a.png", "b.JPG", "c.bmp", "deep/d.gif"]
+    assert [record["file"] for record in found] == [str(photos / name) for name in names]
+    for record in found:
+        answer = expected(model, record["file"])
+        assert record["labels"] == answer.labels
+        for (name, p), (other, q) in zip(record["ranked"], answer.ranked, strict=True):
+            assert name == other and p == pytest.approx(q, abs=1e-5)
+
+
+def test_files_and_patterns_keep_their_order(run, model, photos):
+    status, out, _ = run("predict", model, photos / "c.bmp", f"{photos}/**/*.gif", "--json")
+    assert status == 0
+    assert [r["file"] for r in records(out)] == [
+        str(photos / "c.bmp"),
+        str(photos / "deep" / "d.gif"),
+    ]
+    status, _, err = run("predict", model, f"{photos}/*.webp")
+    assert status == 2 and "no file matches this pattern" in err
+
+
+def test_the_table_shows_names_as_they_are(run, model, photos):
+    status, out, _ = run("predict", model, photos / "a.png", "--top-k", 3)
+    answer = expected(model, photos / "a.png")
+    assert status == 0 and "a.png" in out and "cat [tabby]" in out
+    for name, p in answer.ranked:
+        assert f"{name} {100 * p:.1f} %" in out
+
+
+def test_csv(run, model, photos):
+    status, out, _ = run("predict", model, photos, "--csv", "--top-k", 2)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert status == 0 and len(rows) == 4
+    for row in rows:
+        answer = expected(model, row["file"])
+        assert row["labels"] == answer.labels[0] == row["class_1"]
+        assert float(row["probability_2"]) == pytest.approx(answer.ranked[1][1], abs=1e-5)
+
+
+def test_broken_files_are_named_and_the_others_go_on(run, model, photos):
+    whole = (photos / "b.JPG").read_bytes()
+    (photos / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (photos / "empty.png").write_bytes(b"")
+    status, out, err = run("predict", model, photos, photos / "gone.png", "--json")
+    assert status == 1 and len(records(out)) == 4
+    assert "gone.png: no such file" in err and "empty.png: not an image of a kind" in err
+    assert "cut.jpg: image file is truncated" in err
+    assert "3 images of 7 could not be read" in err
+    status, out, err = run("predict", model, photos, "--strict")
+    assert status == 2 and err.startswith("error: ") and "--strict" in err
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data):
+        super().__init__(io.BytesIO(data))
+
+
+def test_an_image_on_stdin(run, model, photos, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Stdin((photos / "a.png").read_bytes()))
+    status, out, _ = run("predict", model, "-", "--json")
+    (record,) = records(out)
+    assert status == 0 and record["file"] == "stdin"
+    assert record["labels"] == expected(model, photos / "a.png").labels
+    monkeypatch.setattr(sys, "stdin", Stdin(b"garbage"))
+    status, _, err = run("predict", model, "-")
+    assert status == 1 and "stdin: not an image" in err
+
+
+def test_a_list_of_paths(run, model, photos, monkeypatch, tmp_path):
+    listed = f"{photos}/a.png\n\n{photos}/c.bmp\n"
+    monkeypatch.setattr(sys, "stdin", Stdin(listed.encode()))
+    status, out, _ = run("predict", model, "--from-list", "-", "--json")
+    assert status == 0 and len(records(out)) == 2
+    (tmp_path / "list.txt").write_text(listed)
+    status, again, _ = run("predict", model, "--from-list", tmp_path / "list.txt", "--json")
+    assert (status, again) == (0, out)
+
+
+@pytest.mark.slow
+def test_an_exported_file_answers_alike(run, model, photos, tmp_path):
+    made = Predictor.load(model).model
+    export_model(made, "torch-export", tmp_path / "model.pt2")
+    status, out, _ = run("predict", tmp_path / "model.pt2", photos, "--json")
+    assert status == 0
+    for record in records(out):
+        assert record["labels"] == expected(model, record["file"]).labels
+
+
+def test_a_white_ground_is_remarked_on(run, tmp_path):
+    digits = capsroute.create_model("inverted_small_multimnist")
+    digits.class_names = [str(digit) for digit in range(10)]
+    save_model(digits, tmp_path / "digits.safetensors")
+    Image.new("L", (36, 36), 250).save(tmp_path / "paper.png")
+    status, _, err = run("predict", tmp_path / "digits.safetensors", tmp_path / "paper.png")
+    assert status == 0 and "paper.png: a light ground" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "`IMAGES` must name a file"),
+        (["x.png", "--top-k", "0"], "`--top-k` must be at least 1"),
+        (["x.png", "--json", "--csv"], "`--json` must not be given with `--csv`"),
+        (["empty"], "holds no image"),
+    ],
+)
+def test_mistakes_are_one_line(run, model, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    status, out, err = run("predict", model, *arguments)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: ") and message in err
+
+
+def test_help_has_an_example(run):
+    status, out, _ = run("predict", "--help")
+    assert status == 0 and "capsroute predict runs/pets photo.jpg" in out
+
+
+def test_the_shipped_model_reads_the_shipped_samples(run):
+    from importlib.resources import files
+
+    samples = files("capsroute") / "data" / "samples"
+    status, out, err = run("predict", "inverted_small_multimnist", samples, "--json")
+    assert (status, err) == (0, "")
+    answers = {record["file"].rsplit("/")[-1]: set(record["labels"]) for record in records(out)}
+    assert answers == {
+        "digit_5.png": {"5"},
+        "digits_0_7.png": {"0", "7"},
+        "digits_2_4.png": {"2", "4"},
+    }

@@ -1,0 +1,37 @@
+"""Entropy and winners, on coefficients small enough to reckon by hand."""
+
+import math
+
+import pytest
+import torch
+
+from capsroute.explain.decided import decisions, normalized_entropy, share_never_winning
+
+
+def test_entropy_by_hand():
+    assert normalized_entropy(torch.full((1, 3, 4), 0.25)) == pytest.approx(1)
+    assert normalized_entropy(torch.eye(4)[None]) == pytest.approx(0)
+    half = torch.tensor([[[0.5, 0.5, 0.0, 0.0]]])
+    assert normalized_entropy(half) == pytest.approx(math.log(2) / math.log(4))
+    assert normalized_entropy(torch.ones(1, 3, 1)) == 1.0  # one parent: no choice
+
+
+def test_winners_of_a_linear_layer():
+    r = torch.tensor([[[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.1, 0.5, 0.4]]])
+    assert share_never_winning(r) == pytest.approx(1 / 3)
+
+
+def test_winners_of_a_convolutional_layer_are_counted_by_position():
+    r = torch.zeros(1, 1, 2, 1, 1, 2, 4)  # two positions, two children each, four parents
+    r[0, 0, 0, 0, 0, :, 1] = 1.0  # at the first, one parent wins both
+    r[0, 0, 1, 0, 0, 0, 0] = r[0, 0, 1, 0, 0, 1, 3] = 1.0  # at the second, two win one each
+    assert share_never_winning(r) == pytest.approx(5 / 8)
+
+
+def test_layers_that_did_not_route_say_so():
+    even, decided = torch.full((1, 3, 2), 0.5), torch.tensor([[[0.9, 0.1]] * 3])
+    first, second = decisions([[even, decided], [even, decided]], [0, 1])
+    assert not first.routed and first.never_win is None and first.used == 1
+    assert second.routed and second.never_win == 0.5 and second.used == 2
+    assert len(first.entropy) == 2  # what never reached the scores is shown all the same
+    assert first.as_dict()["routed"] is False

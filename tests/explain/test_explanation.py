@@ -1,0 +1,193 @@
+"""`explain` and its pictures, on models of every family."""
+
+import base64
+import html.parser
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capsroute.explain import draw_explanation, explain, page
+from explain.models import FAMILIES, images, make
+
+
+def example(family="inverted", **options):
+    model = make(family, **options)
+    return model, images(model, 1)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_explanation_is_whole(family):
+    model, image = example(family)
+    explanation = explain(model, image, [1, 0])
+    with torch.no_grad():
+        expected = model.probabilities(model(image[None]))[0]
+    np.testing.assert_allclose(explanation.probabilities, expected, rtol=1e-4, atol=1e-5)
+    assert explanation.classes == [1, 0] and set(explanation.heat) == {0, 1}
+    for heat in explanation.heat.values():
+        assert heat.shape == model.image_size and heat.min() >= 0 and heat.max() == 1
+    assert len(explanation.layers) == len(model.route(image[None]).used)
+    assert explanation.links
+    json.loads(json.dumps(explanation.as_dict()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_links_lead_from_the_class_to_the_image(family):
+    model, image = example(family)
+    explanation = explain(model, image, [2])
+    height, width = model.image_size
+    levels = set()
+    for link in explanation.links:
+        assert link.child.layer == link.parent.layer - 1
+        levels.add(link.child.layer)
+        assert 0 < link.share <= 1 and 0 <= link.coefficient <= 1
+        top, left, bottom, right = link.child.box
+        assert 0 <= top < bottom <= height and 0 <= left < right <= width
+        above = link.parent.box
+        assert above.top <= top and above.left <= left
+        assert above.bottom >= bottom and above.right >= right
+    assert levels == set(range(len(explanation.layers)))
+    root = explanation.trees[2]
+    assert root.capsule.capsule == 2 and root.capsule.layer == len(explanation.layers)
+    for node in root.walk():
+        shares = [child.share for child in node.children]
+        assert shares == sorted(shares, reverse=True) and sum(shares) <= 1 + 1e-6
+
+
+def test_the_strongest_link_is_the_largest_part_of_the_score():
+    model, image = example("inverted")
+    explanation = explain(model, image, [3])
+    routing = model.route(image[None])
+    link = explanation.links[0]
+    row, column, capsule = link.child.row, link.child.column, link.child.capsule
+    _, rows, columns, capsules, _ = routing.poses[0][routing.used[0]].shape
+    index = (row * columns + column) * capsules + capsule
+    used = routing.coefficients[1][routing.used[1]]
+    assert link.coefficient == pytest.approx(used[0, index, 3].item(), rel=1e-4)
+    assert rows == columns == 1
+
+
+def test_classes_are_the_predicted_ones_unless_given():
+    model, image = example("inverted", multilabel=True)
+    explanation = explain(model, image)
+    chosen = [i for i, p in enumerate(explanation.probabilities) if p > 0.5]
+    assert sorted(explanation.predicted) == chosen
+    assert explanation.classes == (explanation.predicted or [np.argmax(explanation.probabilities)])
+    single, image = example("inverted", multilabel=False)
+    assert explain(single, image).classes == [int(np.argmax(explain(single, image).probabilities))]
+    with torch.no_grad():
+        model.classifier.bias.fill_(-50)  # nothing is predicted: the likeliest is explained
+    nothing = explain(model, image)
+    assert nothing.predicted == [] and len(nothing.classes) == 1
+    assert b"PNG" in draw_explanation(nothing, image)[:8]
+    assert "Predicted: nothing" in page(nothing, image)
+
+
+def test_wrong_arguments_are_one_line():
+    model, image = example("inverted")
+    with pytest.raises(ValueError, match="`classes` must be between 0 and 9, got 10"):
+        explain(model, image, [10])
+    with pytest.raises(ValueError, match="`map` must be one of contribution"):
+        explain(model, image, map="heat")
+    with pytest.raises(ValueError, match=r"`image` must have shape \(C, H, W\)"):
+        explain(model, image[None])
+    em, grey = example("em")
+    with pytest.raises(ValueError, match="for an EM model"):
+        explain(em, grey, map="votes")
+
+
+def test_explaining_leaves_the_model_alone():
+    model, image = example("inverted")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():  # as a server calls it
+        explain(model, image)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.training
+
+
+def test_which_layers_routed():
+    """Two iterations: only the class layer's second one reaches the scores."""
+    model, image = example("inverted", iterations=2)
+    explanation = explain(model, image, [0])
+    assert [layer.routed for layer in explanation.layers] == [False, True]
+    assert [layer.used for layer in explanation.layers] == [1, 2]
+    assert "Shared evenly, not routed: capsule layer 1" in explanation.notes()[0]
+    model, image = example("inverted", iterations=1)
+    assert "No layer routed" in explain(model, image, [0]).notes()[0]
+    model, image = example("inverted", iterations=3)
+    assert explain(model, image, [0]).notes() == []
+
+
+def decode_uri(uri):
+    kind, data = uri.split(",")
+    assert kind == "data:image/png;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_heat_travels_as_an_overlay():
+    model, image = example("inverted")
+    explanation = explain(model, image, [4])
+    (entry,) = explanation.as_dict()["classes"]
+    overlay = decode_uri(entry["heat"])
+    assert overlay.mode == "RGBA" and overlay.size == model.image_size[::-1]
+    opacity = np.asarray(overlay)[..., 3]
+    np.testing.assert_array_equal(opacity, np.rint(255 * explanation.heat[4]))
+
+
+@pytest.mark.parametrize("family", ["inverted_linear", "em"])
+def test_the_png_can_be_opened(family):
+    model, image = example(family)
+    data = draw_explanation(explain(model, image, [0, 1, 2, 3, 4]), image)
+    with Image.open(io.BytesIO(data)) as picture:
+        picture.load()
+        assert picture.format == "PNG" and picture.width > 900
+
+
+class Page(html.parser.HTMLParser):
+    VOID = ("meta", "img", "line", "rect", "image")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.links = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else():
+    model, image = example("inverted")
+    model.class_names = ["<script>alert(1)</script>", *"abcdefgh", "a & b"]
+    text = page(explain(model, image, [0, 9]), image)
+    parsed = Page(text)
+    assert parsed.open == []
+    assert parsed.links and all(link.startswith("data:image/png;base64,") for link in parsed.links)
+    assert "script" not in [tag for tag, _ in parsed.tags] and "url(" not in text
+    assert "a &amp; b" in text and "http" not in text
+    for tag, attributes in parsed.tags:
+        if tag == "img":
+            assert "alt" in attributes
+    assert text.count('role="img"') == 2 and 'name="viewport"' in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_colour_images_are_explained_too():
+    model = make("inverted", in_channels=3)
+    image = images(model, 1)[0]
+    explanation = explain(model, image, [0])
+    assert explanation.heat[0].shape == model.image_size
+    assert draw_explanation(explanation, image)

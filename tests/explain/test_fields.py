@@ -1,0 +1,78 @@
+"""Receptive fields: against gradients of a network that hides none, and by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import capsroute
+from capsroute.explain.fields import Fields, _uncut, primary_fields
+from capsroute.explain.trace import trace
+from capsroute.explain.tree import layer_fields
+from explain.models import images, make
+
+
+def test_the_small_models_fields_by_hand():
+    """5×5, 3×3, 3×3 convolutions of stride 2: 17 pixels, 8 apart, the first around pixel 0."""
+    fields = primary_fields(capsroute.create_model("inverted_small_multimnist"))
+    expected = [[0, 9], [0, 17], [8, 25], [16, 33], [24, 36]]
+    assert fields.rows.tolist() == fields.columns.tolist() == expected
+    assert fields.box(1, 3) == (0, 16, 17, 33)
+
+
+@pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])
+def test_fields_against_gradients(name):
+    """With positive weights nothing cancels, so gradients reach all that is seen."""
+    model = capsroute.create_model(name, image_size=(14, 18)).eval().double()
+    fields = primary_fields(model)
+    for module in model.backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.constant_(module.weight, 0.01)
+            nn.init.constant_(module.bias, 0.01)
+    pixels = torch.rand(1, 3, 14, 18, dtype=torch.float64, requires_grad=True)
+    features = model.backbone(pixels).sum(dim=1)
+    for row, column in ((0, 0), (3, 4), (6, 8)):
+        (slope,) = torch.autograd.grad(features[0, row, column], pixels, retain_graph=True)
+        rows, columns = slope[0].sum(dim=0).nonzero().T
+        box = fields.box(row, column)
+        seen = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+        assert tuple(box) == tuple(int(value) for value in seen)
+
+
+def test_a_parent_sees_what_its_children_see():
+    model = make("inverted")
+    traced = trace(model, images(model, 1))
+    fields = layer_fields(primary_fields(model), traced.layers)
+    below, middle, top = fields
+    assert middle.rows.tolist() == [[below.rows[0, 0], below.rows[2, 1]]]
+    assert top.box(0, 0) == (0, 0, 24, 24)
+
+
+def test_fields_cut_by_the_border_keep_their_spacing():
+    axis = np.array([[0, 5], [0, 9], [2, 13], [6, 14]])
+    middles, extent = _uncut(axis, 14)
+    assert extent == 11 and middles.tolist() == [-1, 3, 7, 11]
+    everything = np.array([[0, 14], [0, 14]])
+    middles, extent = _uncut(everything, 14)
+    assert extent == 14 and middles.tolist() == [3, 10]
+
+
+def test_spreading_keeps_the_sum_and_stays_within_the_field():
+    fields = primary_fields(capsroute.create_model("inverted_small_multimnist"))
+    values = torch.zeros(1, 5, 5)
+    values[0, 2, 3] = 2.0
+    heat = fields.spread(values, (36, 36))[0]
+    assert heat.sum().item() == pytest.approx(2)
+    rows, columns = heat.nonzero().T
+    top, left, bottom, right = fields.box(2, 3)
+    assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (
+        top,
+        bottom,
+        left,
+        right,
+    )
+
+
+def test_fields_of_an_axis_each():
+    fields = Fields(np.array([[0, 3]]), np.array([[1, 4], [2, 5]]))
+    assert fields.box(0, 1) == (0, 2, 3, 5)
