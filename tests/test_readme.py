@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, and its links lead somewhere."""
+"""The Python in README and docs runs as it stands; the README's links lead somewhere."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,13 @@ def test_python_blocks_run_one_after_another():
         exec(block, namespace)
     assert namespace["scores"].shape == (8, 10)
     assert namespace["classes"].shape == (2, 10, 16)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_python_of_a_page_runs(page):
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(block, namespace)
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from capsroute.bench import Case, Row, Timing, append_row
 from capsroute.experiments import preset
 from capsroute.experiments.check import check, check_numbers
 from capsroute.experiments.evidence import Spread, read_all
@@ -16,13 +17,21 @@ from capsroute.experiments.tables import all_tables
 from small_experiments import write_evidence
 
 ROOT = Path(__file__).parents[2]
-TIMES = """\
-model,iterations,mode,impl,batch,dtype,median_ms,p20_ms,p80_ms,images_per_s,peak_mib,gpu,torch
-inverted_resnet_cifar10,1,train,triton,128,bfloat16,2.5,2.4,2.6,51200,800,NVIDIA H200,2.13.0
-inverted_resnet_cifar10,2,train,triton,128,bfloat16,3.0,2.9,3.1,42667,900,NVIDIA H200,2.13.0
-inverted_resnet_cifar10,1,infer,triton,128,bfloat16,0.5,0.4,0.6,256000,200,NVIDIA H200,2.13.0
-resnet18_cifar10,,train,eager,128,bfloat16,3.0,2.9,3.1,42667,900,NVIDIA H200,2.13.0
-"""
+PLACES = dict.fromkeys(
+    ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty"), "x"
+)
+
+
+def write_timings(path):
+    """What `capsroute bench` would have written."""
+    for mode in ("train", "infer"):
+        for iterations in (1, 2, 4):
+            case = Case("inverted_resnet_cifar10", iterations, mode)
+            timing = Timing(2.0 * iterations, 1.9, 4.1, 300.0 * iterations)
+            append_row(path, Row(case, timing, compiled=True, checked=True, where=PLACES))
+            append_row(
+                path, Row(case.reference, timing, compiled=True, checked=False, where=PLACES)
+            )
 
 
 @pytest.fixture
@@ -105,9 +114,9 @@ def test_runs_that_diverged_are_counted_as_that(results):
 
 
 def test_figures_are_drawn_where_there_are_numbers(results):
-    (results.parent / TIMINGS).parent.mkdir()
-    (results.parent / TIMINGS).write_text(TIMES)
+    write_timings(results.parent / TIMINGS)
     text = report(results)
+    assert "Time and memory of 128 images on x" in text
     drawn = sorted(path.name for path in (results.parent / FIGURES).iterdir())
     assert drawn == [
         "convergence_cifar.png",

@@ -19,11 +19,12 @@ COMMANDS = {
     "predict": "Name what images show.",
     "explain": "Show what routed where: heat maps, parse tree, entropy.",
     "export": "Write a model as ONNX, torch.export or safetensors.",
-    "data": "Show, download or verify a dataset.",
-    "bench": "Time models: training steps and forward passes.",
+    "serve": "A web page and a JSON API around a model.",
     "models": "List the models, or show one model's layers.",
+    "data": "Show, download or verify a dataset.",
     "reproduce": "Run the paper's experiments, and ours; resume what was cut.",
     "report": "Make tables and figures of the results, and check them.",
+    "bench": "Time models: training steps and forward passes.",
 }
 _MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full
 
@@ -68,7 +69,7 @@ def _dispatch(arguments: list[str]) -> None:
 def _overview() -> str:
     lines = [f"capsroute {capsroute.__version__}: capsule networks that route by attention", ""]
     lines += ["usage: capsroute COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
+    lines += [f"  {name:<11}{summary}" for name, summary in COMMANDS.items()]
     lines += [
         "",
         "`capsroute COMMAND --help` explains a command; `--debug` adds tracebacks to errors.",

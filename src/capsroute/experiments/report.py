@@ -1,6 +1,5 @@
 """RESULTS.md and its figures, from the committed evidence and timings alone."""
 
-import csv
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from capsroute.bench.rows import read_rows
 from capsroute.experiments.evidence import Result, Spread, counted, read_all, spread
 from capsroute.experiments.figures import Figure, convergence, cost, iterations
 from capsroute.experiments.presets import preset
@@ -20,6 +20,7 @@ NOT_RUN = "not run yet"
 NUMBERS = ("params", "paper", "last epoch", "best test epoch", "iterations", "seed")
 FIGURES = Path("results/figures")
 TIMINGS = Path("benchmarks/gpu.csv")
+BATCH = 128  # the paper's
 Evidence = dict[str, list[Result]]
 
 INTRODUCTION = """\
@@ -165,10 +166,9 @@ def figures(evidence: Evidence, timings: Path) -> list[Figure]:
     if lines := _iteration_lines(evidence):
         caption = "Accuracy at the best test epoch against routing iterations, CIFAR-10"
         found.append(Figure("iterations", caption, iterations, lines))
-    if rows := _read_timings(timings):
-        gpus = ", ".join(sorted({row["gpu"] for row in rows}))
-        batches = ", ".join(sorted({row["batch"] for row in rows}, key=int))
-        caption = f"Time and memory of a batch of {batches} images on {gpus}, by routing iterations"
+    if rows := _timings(timings):
+        devices = ", ".join(sorted({row["device"] for row in rows}))
+        caption = f"Time and memory of {BATCH} images on {devices}, by routing iterations"
         found.append(Figure("cost", caption, cost, _cost_panels(rows)))
     return found
 
@@ -199,12 +199,11 @@ def _iteration_lines(evidence: Evidence) -> dict[str, dict[str, Any]]:
     return lines if any(line["ours"] for line in lines.values()) else {}
 
 
-def _read_timings(path: Path) -> list[dict[str, str]]:
-    """Rows of `capsroute bench`, where it has been run."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _timings(path: Path) -> list[dict[str, str]]:
+    """Rows of `capsroute bench` that the figure shows: the paper's batch, whole models, checked."""
+    wanted = {"batch": str(BATCH), "part": "model", "checked": "True", "bn_group": ""}
+    rows = [row for row in read_rows(path) if wanted.items() <= row.items() and row["iterations"]]
+    return sorted(rows, key=lambda row: int(row["iterations"]))
 
 
 def _cost_panels(timings: Sequence[dict[str, str]]) -> dict[str, dict[str, list[list[float]]]]:
@@ -215,7 +214,7 @@ def _cost_panels(timings: Sequence[dict[str, str]]) -> dict[str, dict[str, list[
         for column, unit in quantities.items():
             lines = panels.setdefault(f"{what}, {unit}", {})
             for row in timings:
-                if row["mode"] == mode and row["iterations"]:
+                if row["mode"] == mode and row[column]:
                     label = f"{row['model']}, {row['impl']}, {row['dtype']}"
                     points = lines.setdefault(label, [[], []])
                     points[0].append(float(row["iterations"]))

@@ -1,0 +1,101 @@
+"""`capsroute serve`"""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import tyro
+
+from capsroute.cli.data import optional
+from capsroute.cli.parsing import UsageError, parse
+from capsroute.inference import Predictor
+
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A web page and a JSON API around one model: draw or drop an image, see what it saw.
+
+    Stays on this machine unless --host says otherwise. Ctrl-C finishes what is in flight.
+
+    For example `capsroute serve inverted_small_multimnist`,
+    `capsroute serve runs/pets --port 9000`,
+    `capsroute serve model.safetensors --host 0.0.0.0 --allow-host pets.example`; then
+    `curl -F image=@cat.jpg http://127.0.0.1:8000/predict`.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, a checkpoint, the name of a pretrained model, or an exported file."""
+    host: Annotated[str, tyro.conf.arg(metavar="HOST")] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every network that this machine is in."""
+    port: Annotated[int, tyro.conf.arg(metavar="PORT")] = 8000
+    """Port to listen on; 0 takes a free one."""
+    allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Names, besides addresses and localhost, under which browsers reach this server."""
+    iterations: Annotated[int | None, optional("N")] = None
+    """Routing iterations; the model's own unless given."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """auto, cpu or cuda."""
+    threads: Annotated[int | None, optional("N")] = None
+    """CPU threads of the model; every core but one, which answers requests, unless given."""
+    max_batch: Annotated[int, tyro.conf.arg(metavar="N")] = 32
+    """Images that go through the model together at most; 1 does not batch."""
+    max_wait: Annotated[float, tyro.conf.arg(metavar="MS")] = 2.0
+    """Milliseconds that an image waits for others that are on their way."""
+    queue: Annotated[int, tyro.conf.arg(metavar="N")] = 64
+    """Predictions in progress at most; further ones are answered 503."""
+    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 10.0
+    """To read an upload, and again to answer it."""
+    max_upload: Annotated[float, tyro.conf.arg(metavar="MIB")] = 8.0
+    """Size of an upload at most."""
+    max_pixels: Annotated[int, tyro.conf.arg(metavar="N")] = 25_000_000
+    """Pixels of an image at most; a larger one is refused before it is decoded."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(Options, "serve", arguments)
+    try:
+        from capsroute.serve import Limits, create_app, listen, run
+        from capsroute.serve.server import address_of, is_loopback
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f'`capsroute serve` needs {error.name}: pip install "capsroute[serve]"'
+        ) from None
+    limits = Limits(
+        max_batch=options.max_batch,
+        max_wait=options.max_wait / 1000,
+        predictions=options.queue,
+        seconds=options.timeout,
+        upload=int(options.max_upload * 2**20),
+        pixels=options.max_pixels,
+    )
+    torch.set_num_threads(_threads(options.threads))
+    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
+    # before the model warms up: a port that is taken is told at once
+    sock = listen(options.host, options.port)
+    names = [*options.allow_host, *([] if options.host in EVERYWHERE else [options.host])]
+    app = create_app(predictor, limits, allowed_hosts=names)
+    if not is_loopback(sock):
+        print(
+            f"warning: listening on {options.host}: whoever reaches this machine can use the "
+            "model; there is no password and no encryption",
+            file=sys.stderr,
+        )
+    run(
+        app,
+        sock,
+        on_ready=lambda: print(
+            f"{predictor.name} on {address_of(sock)} (API: /docs; Ctrl-C stops)", flush=True
+        ),
+    )
+    print("stopped", flush=True)
+
+
+def _threads(asked: int | None) -> int:
+    """With all cores the model and the web server would push each other off them."""
+    if asked is not None and asked < 1:
+        raise UsageError(f"`--threads` must be at least 1, got {asked}")
+    return asked or max(1, (os.cpu_count() or 1) - 1)

@@ -1,0 +1,286 @@
+// Draws what the server answered. Every class keeps its colour for as long as it is in the answer.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SLOTS = 4; // colours in style.css
+const TILE = 288; // pixels of a heat map's canvas
+const THUMB = 44;
+const LEVEL = 96; // from one level of a tree to the next
+const GAP = 12;
+
+const slots = new Map();
+
+function colourOf(label, labels) {
+  for (const old of slots.keys()) if (!labels.includes(old)) slots.delete(old);
+  if (!slots.has(label)) {
+    const taken = new Set(slots.values());
+    const free = [...Array(SLOTS).keys()].find((slot) => !taken.has(slot));
+    slots.set(label, free ?? slots.size % SLOTS);
+  }
+  return `var(--class-${slots.get(label)})`;
+}
+
+export function percent(share) {
+  return `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100} %`;
+}
+
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  Object.assign(element, properties);
+  element.append(...children);
+  return element;
+}
+
+function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export function showLabels(element, labels, model) {
+  element.className = "labels";
+  element.classList.toggle("words", labels.some((label) => label.length > 2));
+  element.classList.toggle("none", labels.length === 0);
+  if (labels.length === 0) {
+    element.replaceChildren("no class reaches 50 %");
+    return;
+  }
+  const shown = model.digits ? [...labels].sort() : labels;
+  element.replaceChildren(
+    ...shown.flatMap((label, index) => {
+      const name = make("span", { textContent: label });
+      name.style.color = colourOf(label, labels);
+      return index ? [make("span", { className: "and", textContent: "and" }), name] : [name];
+    }),
+  );
+}
+
+// Short names stand side by side in their own order, so that nothing jumps; others are ranked.
+export function showBars(element, prediction, model) {
+  const upright = model.class_names.length <= 12 && model.class_names.every((name) => name.length <= 2);
+  element.className = `bars ${upright ? "upright" : "lying"}${model.multilabel ? " multi" : ""}`;
+  const shares = new Map(prediction.ranked.map(({ label, probability }) => [label, probability]));
+  const names = upright ? model.class_names : prediction.ranked.map(({ label }) => label);
+  while (element.children.length > names.length) element.lastChild.remove();
+  names.forEach((name, index) => {
+    const bar = element.children[index] ?? element.appendChild(emptyBar());
+    fillBar(bar, name, shares.get(name) ?? 0, prediction.labels);
+  });
+}
+
+function emptyBar() {
+  const track = make("div", { className: "track" }, make("div", { className: "fill" }));
+  return make("li", {}, make("span", { className: "name" }), track, make("span", { className: "share" }));
+}
+
+function fillBar(bar, name, share, labels) {
+  const [title, track, text] = bar.children;
+  title.textContent = title.title = name;
+  text.textContent = share < 0.005 ? "" : percent(share);
+  track.firstChild.style.setProperty("--share", share);
+  const chosen = labels.includes(name);
+  bar.classList.toggle("chosen", chosen);
+  if (chosen) bar.style.setProperty("--colour", colourOf(name, labels));
+}
+
+function loaded(source) {
+  const image = new Image();
+  image.src = source;
+  return image.decode().then(() => image);
+}
+
+// Digits stand in their own order wherever they are shown; other classes most likely first.
+function ordered(classes, model) {
+  return model.digits ? classes.toSorted((one, other) => one.index - other.index) : classes;
+}
+
+// What the model saw, then for each class the same, dimmed, under the heat in the class's colour.
+export async function showHeat(element, answer, model) {
+  const classes = ordered(answer.explanation.classes, model);
+  const [picture, ...heats] = await Promise.all([answer.image, ...classes.map((one) => one.heat)].map(loaded));
+  const tiles = [makeTile(picture, "what the model saw")];
+  for (const [index, one] of classes.entries()) {
+    const tile = makeTile(picture, "evidence for ", make("b", { textContent: one.name }));
+    const colour = colourOf(one.name, answer.explanation.predicted);
+    tile.style.setProperty("--colour", colour);
+    paintHeat(tile.firstChild, heats[index], styleOf(colour));
+    tiles.push(tile);
+  }
+  element.replaceChildren(...tiles);
+}
+
+// Before there is anything to show: as many tiles, as large.
+export function showNoHeat(element, model) {
+  const [height, width] = model.image_size;
+  const empty = () => make("figure", { ariaHidden: "true" }, make("canvas", { className: "unused", width, height }), make("figcaption", {}, "\u00a0"));
+  element.replaceChildren(empty(), empty(), ...(model.multilabel ? [empty()] : []));
+}
+
+function makeTile(picture, ...caption) {
+  const canvas = make("canvas", { width: TILE, height: Math.round((TILE * picture.height) / picture.width) });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  const figure = make("figure", {}, canvas, make("figcaption", {}, ...caption));
+  canvas.role = "img";
+  canvas.ariaLabel = figure.textContent;
+  return figure;
+}
+
+// `var(--class-0)` as canvas wants it
+function styleOf(colour) {
+  const name = colour.slice(4, -1);
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function paintHeat(canvas, heat, colour) {
+  const context = canvas.getContext("2d");
+  context.fillStyle = "rgb(0 0 0 / .5)";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const tint = new OffscreenCanvas(heat.width, heat.height);
+  const ink = tint.getContext("2d");
+  ink.drawImage(heat, 0, 0);
+  ink.drawImage(heat, 0, 0); // twice: weak heat shows too
+  ink.globalCompositeOperation = "source-in"; // its opacity is the heat; the colour is ours
+  ink.fillStyle = colour;
+  ink.fillRect(0, 0, tint.width, tint.height);
+  context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
+  context.drawImage(tint, 0, 0, canvas.width, canvas.height);
+}
+
+export function showTrees(element, answer, model) {
+  const { classes, links, predicted } = answer.explanation;
+  element.replaceChildren(
+    ...ordered(classes, model).map((one) => {
+      const own = links.filter((link) => link.class_index === one.index);
+      const tree = drawTree(one, own, answer.image, model.image_size);
+      tree.style.setProperty("--colour", colourOf(one.name, predicted));
+      return tree;
+    }),
+  );
+}
+
+// Links come parents first; each carries the capsule at either end.
+function grow(links) {
+  const key = ({ layer, row, column, capsule }) => [layer, row, column, capsule].join();
+  const nodeOf = (capsule, link) => ({ capsule, link, children: [] });
+  const root = nodeOf(links[0].parent, null);
+  const latest = new Map([[key(root.capsule), root]]);
+  for (const link of links) {
+    const parent = latest.get(key(link.parent));
+    const child = nodeOf(link.child, link);
+    parent.children.push(child);
+    latest.set(key(link.child), child);
+  }
+  return root;
+}
+
+function place(node, level, state) {
+  node.y = level * LEVEL;
+  if (node.children.length === 0) {
+    node.x = state.leaves++ * (THUMB + GAP) + THUMB / 2;
+  } else {
+    for (const child of node.children) place(child, level + 1, state);
+    node.x = (node.children[0].x + node.children.at(-1).x) / 2;
+  }
+  state.depth = Math.max(state.depth, level);
+}
+
+function drawTree(one, links, picture, size) {
+  if (links.length === 0) return make("p", { className: "empty", textContent: `Nothing spoke for ${one.name}.` });
+  const root = grow(links);
+  const state = { leaves: 0, depth: 0 };
+  place(root, 0, state);
+  const width = state.leaves * (THUMB + GAP) - GAP;
+  const height = state.depth * LEVEL + THUMB + 18;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe(one, root) });
+  svg.style.maxWidth = `${1.6 * width}px`; // thumbnails as large as they are sharp
+  drawLinks(svg, root);
+  drawNodes(svg, root, one, picture, size);
+  return svg;
+}
+
+function describe(one, root) {
+  const shares = root.children.map(({ link }) => percent(link.share)).join(", ");
+  return `Parse tree of ${one.name}: its strongest capsules gave ${shares} of the evidence`;
+}
+
+function drawLinks(svg, node) {
+  for (const child of node.children) {
+    const [top, bottom] = [node.y + THUMB, child.y];
+    const middle = (top + bottom) / 2;
+    const path = `M${node.x} ${top}C${node.x} ${middle} ${child.x} ${middle} ${child.x} ${bottom}`;
+    const { share, coefficient } = child.link;
+    const title = draw("title", {}, `${percent(share)} of the evidence, routed here ${percent(coefficient)}`);
+    const look = { class: "link", d: path, "stroke-width": 1 + 11 * share, opacity: 0.3 + 0.7 * coefficient };
+    svg.append(draw("path", look, title));
+    drawLinks(svg, child);
+  }
+}
+
+function drawNodes(svg, node, one, picture, size) {
+  svg.append(node.link ? thumb(node, picture, size) : crown(node, one));
+  if (node.link) svg.append(shareText(node));
+  for (const child of node.children) drawNodes(svg, child, one, picture, size);
+}
+
+// Under a leaf; beside a capsule that has lines under it.
+function shareText(node) {
+  const below = node.children.length === 0;
+  const place = below ? { x: node.x, y: node.y + THUMB + 13 } : { x: node.x + THUMB / 2 + 5, y: node.y + THUMB / 2 + 4 };
+  return draw("text", { class: below ? "share below" : "share", ...place }, percent(node.link.share));
+}
+
+function crown(node, one) {
+  const middle = node.y + THUMB / 2;
+  const name = draw("text", { class: "root-name", x: node.x, y: middle }, one.name);
+  const wide = Math.max(THUMB, 11 * one.name.length + 24);
+  name.setAttribute("font-size", one.name.length > 2 ? 16 : 26);
+  const body = { class: "root", x: node.x - wide / 2, y: node.y, width: wide, height: THUMB, rx: THUMB / 2 };
+  return draw("g", {}, draw("rect", body), name);
+}
+
+// The whole picture, faint, with what the capsule sees in full light.
+function thumb(node, picture, [rows, columns]) {
+  const [top, left, bottom, right] = node.capsule.box;
+  const [width, height] = [right - left, bottom - top];
+  const whole = { href: picture, width: columns, height: rows };
+  const seen = draw(
+    "svg",
+    { x: left, y: top, width, height, viewBox: `${left} ${top} ${width} ${height}` },
+    draw("rect", { class: "ground", x: left, y: top, width, height }),
+    draw("image", whole),
+  );
+  const { layer, row, column, capsule } = node.capsule;
+  const name = layer ? `capsule layer ${layer}` : "primary capsules";
+  return draw(
+    "svg",
+    { x: node.x - THUMB / 2, y: node.y, width: THUMB, height: THUMB, viewBox: `0 0 ${columns} ${rows}` },
+    draw("title", {}, `${name}, capsule ${capsule} at row ${row}, column ${column}`),
+    draw("rect", { class: "ground", width: columns, height: rows }),
+    draw("image", { ...whole, opacity: 0.35 }),
+    seen,
+    draw("rect", { class: "frame", x: left, y: top, width, height, "stroke-width": 1.5 }),
+  );
+}
+
+export function showRouting(element, { layers, notes }) {
+  const rounds = Math.max(...layers.map((layer) => layer.entropy.length));
+  const heads = ["layer", ...Array.from({ length: rounds }, (_, index) => `iteration ${index + 1}`), "never chosen"];
+  const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text }))));
+  const rows = layers.toReversed().map((layer) => {
+    const cells = layer.entropy.map((value, index) =>
+      make("td", { textContent: value.toFixed(2), className: index < layer.used ? "" : "unused" }),
+    );
+    const never = layer.never_win === null ? "–" : percent(layer.never_win);
+    return make("tr", {}, make("th", { scope: "row", textContent: layer.name }), ...cells, make("td", { textContent: never }));
+  });
+  const meaning =
+    "Entropy of the routing coefficients: 1 shares a capsule evenly among all parents, 0 gives it to one. " +
+    "Grey iterations never reach the answer. ";
+  element.replaceChildren(
+    make("table", {}, head, make("tbody", {}, ...rows)),
+    make("p", { className: "caption", textContent: meaning + notes.join(" ") }),
+  );
+}
