@@ -1,6 +1,9 @@
-"""Compiles the kernels that a step would launch, for a GPU that need not exist."""
+"""Compiles the kernels that a step would launch, for a GPU that need not exist, and reads them."""
 
 import contextlib
+import re
+import subprocess
+import tempfile
 
 import torch
 import triton
@@ -8,6 +11,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from capsroute.ops.inverted.triton import geometry
+from capsroute.ops.inverted.triton.backward import gradients
+from capsroute.ops.inverted.triton.forward import weighted_votes
+from capsroute.ops.inverted.triton.geometry import Geometry
+from capsroute.ops.inverted.triton.tile import Tile, is_small
 
 TYPES = {
     torch.float32: "fp32",
@@ -16,7 +23,7 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 def _signature(value):
@@ -46,14 +53,63 @@ def compile_launch(kernel, arguments, capability):
 
 
 @contextlib.contextmanager
-def compiling(monkeypatch, capability, multiprocessors=132):
-    """Inside, launches compile instead of running; yields the list of what was compiled."""
-    compiled = []
+def compiling(capability, multiprocessors=132):
+    """Inside, launches compile instead of running; yields (kernel, arguments, compiled) of each."""
+    compiled, saved = [], (geometry.launch, geometry.multiprocessors)
 
     def launch(kernel, grid, **arguments):
-        compiled.append((kernel, grid, compile_launch(kernel, arguments, capability)))
+        made = compile_launch(kernel, arguments, capability)
+        compiled.append((kernel, {"grid": grid, **arguments}, made))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(geometry, "launch", launch)
-        patch.setattr(geometry, "multiprocessors", lambda device: multiprocessors)
+    geometry.launch, geometry.multiprocessors = launch, lambda device: multiprocessors
+    try:
         yield compiled
+    finally:
+        geometry.launch, geometry.multiprocessors = saved
+
+
+def compile_step(shapes, dtype, capability):
+    """Every kernel of a forward and a backward pass, as `compiling` gives them."""
+    children, weight, stride = shapes
+    children, weight = torch.empty(children, dtype=dtype), torch.empty(weight, dtype=dtype)
+    k, _, _, n_out, a, b = weight.shape
+    size = [(extent - k) // stride + 1 for extent in children.shape[1:3]]
+    parents = children.new_empty(len(children), *size, n_out, children.shape[-1] // a * b)
+    sizes = Geometry.of(children, parents, k, a, stride)
+    if is_small(sizes):
+        weight = Tile.of(sizes).pack(weight)
+    with compiling(capability) as compiled:
+        weighted_votes(children, weight, parents, sizes, 0.25, keep=False)
+        gradients(parents.clone(), children, weight, parents, sizes, 0.25)
+    return compiled
+
+
+def _dump(tool, *options, cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resources(compiled):
+    """Registers a thread, and bytes of stack, which is where spilled registers go."""
+    cuobjdump = triton.knobs.nvidia.cuobjdump.path
+    usage = _dump(cuobjdump, "--dump-resource-usage", cubin=compiled.asm["cubin"])
+    return tuple(int(re.search(rf"{name}:(\d+)", usage).group(1)) for name in ("REG", "STACK"))
+
+
+def main_loop(compiled):
+    """Opcodes of the longest loop, in order."""
+    listing = _dump(triton.knobs.nvidia.nvdisasm.path, "-c", cubin=compiled.asm["cubin"])
+    code, labels, loops = [], {}, [(0, 0)]
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label.group(1)] = len(code)
+        elif found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
+            code.append(found.group(1).split()[0])
+            back = re.search(r"BRA.*`\((\.L_\w+)\)", found.group(1))
+            if back and labels.get(back.group(1), len(code)) < len(code):
+                loops.append((labels[back.group(1)], len(code)))
+    first, last = max(loops, key=lambda loop: loop[1] - loop[0])
+    return code[first:last]

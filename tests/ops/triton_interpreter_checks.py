@@ -43,28 +43,39 @@ def check_coefficients(shapes):
 
 def check_operator(shapes):
     """Schema, fake tensors and autograd registration, as PyTorch checks them."""
+    from capsroute.ops.inverted.triton.geometry import Geometry
     from capsroute.ops.inverted.triton.operators import inverted_backward, inverted_forward
+    from capsroute.ops.inverted.triton.tile import Tile
 
     (children, weight, parents, cotangent), stride, scale = cases.layer(shapes, torch.float32, 0)
-    weight = weight.transpose(3, 4).contiguous()
+    numbers = (weight.shape[0], weight.shape[4], stride)
+    weight = Tile.of(Geometry.of(children, parents, *numbers)).pack(weight)
     tensors = [tensor.requires_grad_() for tensor in (children, weight, parents)]
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        inverted_forward, (*tensors, stride, scale, True, False), test_utils=utilities
-    )
-    torch.library.opcheck(
-        inverted_forward, (*tensors, stride, scale, True, True), test_utils=utilities
-    )
+    for keep in (False, True):
+        arguments = (*tensors, *numbers, scale, keep)
+        torch.library.opcheck(inverted_forward, arguments, test_utils=utilities)
     tensors = [tensor.detach() for tensor in (cotangent, *tensors)]
     torch.library.opcheck(
         inverted_backward,
-        (*tensors, stride, scale, True),
+        (*tensors, *numbers, scale),
         test_utils=("test_schema", "test_faketensor"),
     )
 
 
+def check_one_graph(shapes):
+    """The whole step, traced forward and backward by a compiler that may not leave its graph."""
+    tensors, stride, scale = cases.layer(shapes, torch.float32, 0)
+    compiled = torch.compile(kernels.routing_step, fullgraph=True, backend="aot_eager")
+    want = cases.run(kernels.routing_step, tensors, stride, scale)
+    for got, wanted in zip(cases.run(compiled, tensors, stride, scale), want, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def main():
     check_operator(cases.TINY["conv 2×2, stride 2"])
+    check_one_graph(cases.TINY["linear 6×6"])
+    check_one_graph(cases.TINY["linear vector"])
     poison_allocations()
     failed = False
     for (name, shapes), dtype in itertools.product(cases.TINY.items(), DTYPES):

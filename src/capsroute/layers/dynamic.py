@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from capsroute.layers.inverted import impl_here, warn_if_huge
+from capsroute.layers.inverted import warn_if_huge
 from capsroute.ops.dynamic import Observer, dynamic_routing
 
 # Sabour et al.'s own initial scale of the transforms
@@ -38,7 +38,7 @@ class DynamicConvCaps(nn.Module):
             self.weight,
             self.iterations,
             stride=self.stride,
-            impl=impl_here(self.impl),
+            impl=self.impl,
             observe=observe,
         )
 
@@ -66,5 +66,5 @@ class DynamicLinearCaps(nn.Module):
     def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
         children = children.flatten(1, -2)
         return dynamic_routing(
-            children, self.weight, self.iterations, impl=impl_here(self.impl), observe=observe
+            children, self.weight, self.iterations, impl=self.impl, observe=observe
         )

@@ -43,11 +43,6 @@ def warn_if_huge(shape: tuple[int, ...]) -> None:
         )
 
 
-def impl_here(impl: str) -> str:
-    """`impl`, but in a graph that is exported the plain formula: tiles depend on the batch."""
-    return "reference" if torch.compiler.is_exporting() else impl
-
-
 class InvertedCaps(nn.Module):
     """What `ConvCaps` and `LinearCaps` share: transforms, LayerNorm and the initial poses.
 
@@ -96,8 +91,7 @@ class InvertedCaps(nn.Module):
     def route(
         self, children: Tensor, parents: Tensor | None, stride: int, return_coefficients: bool
     ) -> Tensor | tuple[Tensor, Tensor]:
-        impl = impl_here(self.impl) if parents is not None else self.impl
-        options: dict[str, Any] = {"stride": stride, "scale": self.scale, "impl": impl}
+        options: dict[str, Any] = {"stride": stride, "scale": self.scale, "impl": self.impl}
         if not return_coefficients:
             return self.norm(routing_step(children, self.weight, parents, **options))
         poses, coefficients = routing_step(

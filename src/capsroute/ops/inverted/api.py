@@ -1,12 +1,18 @@
 """`routing_step`: the one public entry to inverted dot-product attention routing."""
 
+import logging
 import math
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from capsroute.ops.inverted.tracing import constant_while_tracing
+
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
+
+_log = logging.getLogger("capsroute")
+_said: set[tuple[str, str]] = set()
 
 
 @overload
@@ -61,8 +67,10 @@ def routing_step(
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
-            them), `triton` (fused kernels for CUDA, holds none) or `auto`, which is `tiled` until
-            the kernels have proven themselves on every layer of the paper.
+            them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
+            can run (once they have been proven on a card), the formula in a graph that is
+            exported, `tiled` otherwise. The logger `capsroute` says once, at debug level, what it
+            chose and why.
         return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only
             `reference` differentiates through them.
 
@@ -104,13 +112,15 @@ def _dispatch(
     scale: float,
     return_coefficients: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    if impl == "auto":
+        impl = "tiled" if parents is None else _choose(children, weight)
     if impl == "reference":
         from capsroute.ops.inverted import reference
 
         return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
     if impl == "triton" and parents is not None:  # the first iteration is a convolution anyway
         return _triton(children, weight, parents, stride, scale, return_coefficients)
-    if impl in ("auto", "tiled", "triton"):
+    if impl in ("tiled", "triton"):
         from capsroute.ops.inverted import tiled
 
         return tiled.routing_step(
@@ -123,6 +133,26 @@ def _dispatch(
         )
     choices = ", ".join(repr(name) for name in ("auto", *IMPLEMENTATIONS))
     raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
+
+
+def _choose(children: Tensor, weight: Tensor) -> str:
+    """What `auto` means for a step with parents."""
+    if torch.compiler.is_exporting():  # tiles depend on the batch, kernels on the machine
+        return _say_once("reference", "the graph is exported")
+    from capsroute.ops.inverted import triton
+
+    reason = triton.avoided(children, weight)
+    if reason is None:
+        return _say_once("triton", "the kernels can take these tensors")
+    return _say_once("tiled", reason)
+
+
+@constant_while_tracing  # said by the compiler, not by its graph
+def _say_once(impl: str, reason: str) -> str:
+    if (impl, reason) not in _said:
+        _said.add((impl, reason))
+        _log.debug("inverted routing with impl=%r: %s", impl, reason)
+    return impl
 
 
 def _triton(

@@ -9,15 +9,17 @@ import os
 import torch
 from torch import Tensor
 
+from capsroute.ops.inverted.tracing import constant_while_tracing
+from capsroute.ops.inverted.triton.geometry import power_of_two
+
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
 MOST_PARENTS = 1024  # they compete within one program
 LARGEST_INDEX = 2**31
+PROVEN = False  # these kernels have passed interpreter and compiler, and no card yet
 
 
 def supported(children: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot take these tensors; `None` when they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
     if children.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the kernels take float32, float16 or bfloat16, not {children.dtype}"
     if children.dtype != weight.dtype:
@@ -27,15 +29,34 @@ def supported(children: Tensor, weight: Tensor) -> str | None:
         return f"a transform of {a}×{b} is larger than {LARGEST_SIDE}×{LARGEST_SIDE}"
     if n_out > MOST_PARENTS:
         return f"{n_out} parents are more than {MOST_PARENTS}"
-    if max(children.numel(), weight.numel()) >= LARGEST_INDEX:
+    padded = power_of_two(max(4, n_out)) * power_of_two(children.shape[-1] // a) * power_of_two(b)
+    parents = children.shape[:-2].numel() * padded  # at most: the convolution may have a stride
+    if max(children.numel(), weight.numel(), parents) >= LARGEST_INDEX:
         return "a tensor has 2³¹ elements or more"
     if min(children.numel(), weight.numel()) == 0:
         return "a tensor is empty"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return None
+    return _missing(children.device.type, children.device.index)
+
+
+def avoided(children: Tensor, weight: Tensor) -> str | None:
+    """Why `impl="auto"` leaves the kernels alone: as above, and the interpreter is for tests."""
     if not children.is_cuda:
         return f"the kernels need a CUDA device, not {children.device.type}"
-    major, minor = torch.cuda.get_device_capability(children.device)
+    if not PROVEN:
+        return "the kernels have not been proven on a card; impl='triton' takes them"
+    return supported(children, weight)
+
+
+@constant_while_tracing
+def _missing(device: str, index: int | None) -> str | None:
+    """What the machine lacks to run the kernels."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device != "cuda":
+        return f"the kernels need a CUDA device, not {device}"
+    major, minor = torch.cuda.get_device_capability(index)
     if major < 8:
         return f"the kernels need compute capability 8.0 or newer, not {major}.{minor}"
     return None
@@ -62,10 +83,12 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     from capsroute.ops.inverted.triton.geometry import Geometry
     from capsroute.ops.inverted.triton.operators import inverted_forward
+    from capsroute.ops.inverted.triton.tile import Tile, is_small
 
-    small = Geometry.of(children, weight, stride, rows_first=False).small
-    if small:
-        # outside the operator, so that a compiler shares the copy between the iterations
-        weight = weight.transpose(3, 4).contiguous()
+    kernel, inner = weight.shape[0], weight.shape[4]
     parents = parents.to(children.dtype)
-    return inverted_forward(children, weight, parents, stride, scale, small, keep)
+    sizes = Geometry.of(children, parents, kernel, inner, stride)
+    if is_small(sizes):
+        # outside the operator, so that a compiler shares the copy between the iterations
+        weight = Tile.of(sizes).pack(weight)
+    return inverted_forward(children, weight, parents, kernel, inner, stride, scale, keep)

@@ -1,12 +1,14 @@
-"""Kernels for ∂L/∂children and ∂L/∂weight, given r and scale · ∂L/∂a of every pair.
+"""Kernels for ∂L/∂children and ∂L/∂weight.
 
-∂L/∂v_ij = r_ij g_j + slope_ij q_j is formed in registers and goes straight into two products for
-the tensor cores. No atomics: sums over positions, parents and windows that cross programs go
+∂L/∂v_ij = r_ij g_j + slope_ij q_j, with slope = scale · ∂L/∂a, is formed in registers and goes
+straight into products of the tensor cores. Small poses: one pass over the children yields r, the
+slopes and ∂L/∂children, a second over the positions ∂L/∂weight. Large poses: one kernel each, given
+r and the slopes. No atomics: sums over positions, parents and windows that cross programs go
 through buffers that are added in a fixed order.
 """
 
 # Kernel arguments have no Python types, constants are in capitals, tuples grow by addition.
-# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment"
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment,var-annotated"
 # ruff: noqa: N803, N806, RUF005
 
 import torch
@@ -15,28 +17,93 @@ import triton.language as tl
 from torch import Tensor
 
 from capsroute.ops.inverted.triton import geometry
+from capsroute.ops.inverted.triton.common import child_offset, softmax, window_corner
 from capsroute.ops.inverted.triton.forward import (
-    _child_offset,
-    _pose_rows,
-    _window_corner,
+    aggregate,
+    aggregate_large,
     large_blocks,
-    split_evenly,
-    weighted_votes,
+    pose_rows,
+    vote_precision,
 )
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
+from capsroute.ops.inverted.triton.tile import (
+    WARP_COLUMNS,
+    Tile,
+    as_matrix,
+    as_poses,
+    in_accumulator,
+    is_small,
+    load_stack,
+    load_transform,
+    pose_dot,
+    pose_elements,
+    tile_rows,
+)
+from capsroute.ops.inverted.triton.tuning import large_stages, settings
 
 
 @triton.jit
-def _spread(
-    x,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+def small_coefficients_kernel(
+    children,
+    weight,
+    parents,
+    grad_poses,
+    coefficients,
+    positions,
+    height,
+    width,
+    out_height,
+    out_width,
+    stride,
+    scale,
+    split,
+    N_IN: tl.constexpr,
+    N_OUT: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    R_PAD: tl.constexpr,
+    A_PAD: tl.constexpr,
+    B_PAD: tl.constexpr,
+    HIGH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """(N, J) -> (N·R, J·B): a pair's coefficient beside each element of its vote."""
-    x = tl.broadcast_to(x[:, None, :, None], (BLOCK_N, BLOCK_R, BLOCK_J, BLOCK_B))
-    return tl.reshape(x, (BLOCK_N * BLOCK_R, BLOCK_J * BLOCK_B))
+    """r and the slopes of `split` stacks: (children, positions, parents, [r, slope]), padded."""
+    MEMBERS: tl.constexpr = 16 // A_PAD
+    POSITIONS: tl.constexpr = ROWS // R_PAD
+    PARENTS: tl.constexpr = COLUMNS // B_PAD
+    start = tl.program_id(0) * POSITIONS
+    row, r = tile_rows(start, ROWS, R_PAD)
+    row = tl.minimum(row, positions - 1)
+    corner = window_corner(row, height, width, out_height, out_width, stride, N_IN, R * A)
+    n = start + tl.arange(0, POSITIONS)
+    inside = (n < positions)[:, None, None]
+    n = tl.minimum(n, positions - 1)
+    j = tl.arange(0, PARENTS)
+    pair = (n[:, None] * PARENTS + j[None, :])[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+    element, real = pose_elements(j, N_OUT, R, B, R_PAD, B_PAD)
+    own = (n * (N_OUT * R * B))[:, None, None, None] + element
+    q = tl.load(parents + own, mask=real, other=0.0).to(tl.float32) * scale
+    g = tl.load(grad_poses + own, mask=real, other=0.0).to(tl.float32)
+    first = tl.program_id(1) * split
+    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
+    for stack in tl.range(first, last):
+        p = load_stack(children, corner, r, stack, width, N_IN, K, R, A, R_PAD, A_PAD)
+        for member in tl.static_range(MEMBERS):
+            w = load_transform(weight, stack, tl.arange(0, COLUMNS), member, COLUMNS, A_PAD)
+            v = as_poses(tl.dot(p, w, input_precision=PRECISION), R_PAD, B_PAD, HIGH)
+            agreement = pose_dot(v, q)
+            if N_OUT != PARENTS:
+                agreement = tl.where((j < N_OUT)[None, :], agreement, float("-inf"))
+            share = softmax(agreement, children.dtype.element_ty)
+            u = pose_dot(v, g)
+            slope = scale * share * (u - tl.sum(share * u, axis=1)[:, None])
+            both = tl.join(share, slope).to(coefficients.dtype.element_ty)
+            at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
+            tl.store(coefficients + at + pair, both, mask=inside)
 
 
 @triton.jit
@@ -44,8 +111,7 @@ def small_children_kernel(
     weight,
     parents,
     grad_poses,
-    shares,
-    slopes,
+    coefficients,
     grad_windows,
     positions,
     height,
@@ -60,49 +126,63 @@ def small_children_kernel(
     R: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    R_PAD: tl.constexpr,
+    A_PAD: tl.constexpr,
+    B_PAD: tl.constexpr,
+    HIGH: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """∂L/∂p of `split` children, seen from each window: (parent blocks, k², positions, N_IN, R·A).
+    """∂L/∂p of `split` stacks, seen from each window: (parts, k², positions, N_IN, R·A).
 
-    A tile's rows are (position, row of the pose), its columns (parent, column of the pose). g and q
-    stay in registers while the children pass. weight is (window, A, N_OUT, B).
+    A part has PART columns: g and q of that many stay in registers while the children pass.
     """
-    column = tl.arange(0, BLOCK_J * BLOCK_B)
-    j, d = tl.program_id(2) * BLOCK_J + column // BLOCK_B, column % BLOCK_B
-    real = (j < N_OUT) & (d < B)
-    c = tl.arange(0, BLOCK_A)
-    # transposed: (parent and column, row of the transform)
-    w_at = c[None, :] * (N_OUT * B) + (j * B + d)[:, None]
-    w_in = (c < A)[None, :] & real[:, None]
-    start = tl.program_id(0) * BLOCK_N
-    n, r = _pose_rows(start, BLOCK_N, BLOCK_R)
-    at = (n * N_OUT * R + r)[:, None] * B + (j * (R * B) + d)[None, :]
-    inside = (n < positions) & (r < R)
-    g = tl.load(grad_poses + at, mask=inside[:, None] & real[None, :], other=0.0)
-    q = tl.load(parents + at, mask=inside[:, None] & real[None, :], other=0.0)
-    p_at = (n * (N_IN * R) + r)[:, None] * A + c[None, :]
-    p_in = inside[:, None] & (c < A)[None, :]
-    parent = tl.program_id(2) * BLOCK_J + tl.arange(0, BLOCK_J)
-    pair = start + tl.arange(0, BLOCK_N)
-    s_at = pair[:, None] * N_OUT + parent[None, :]
-    s_in = (pair < positions)[:, None] & (parent < N_OUT)[None, :]
+    MEMBERS: tl.constexpr = 16 // A_PAD
+    POSITIONS: tl.constexpr = ROWS // R_PAD
+    PARENTS: tl.constexpr = COLUMNS // B_PAD
+    LOW: tl.constexpr = PARENTS // HIGH
+    LOW_PART: tl.constexpr = PART // (HIGH * B_PAD)
+    part = tl.program_id(2)
+    start = tl.program_id(0) * POSITIONS
+    row, r = tile_rows(start, ROWS, R_PAD)
+    n = tl.minimum(start + tl.arange(0, POSITIONS), positions - 1)
+    index = tl.arange(0, PART // B_PAD)
+    j = index // LOW_PART * LOW + part * LOW_PART + index % LOW_PART
+    two = tl.arange(0, 2 * PART // B_PAD)
+    two = (two // (2 * LOW_PART) * LOW + part * LOW_PART) * 2 + two % (2 * LOW_PART)
+    pair = n[:, None] * (2 * PARENTS) + two[None, :]
+    element, real = pose_elements(j, N_OUT, R, B, R_PAD, B_PAD)
+    own = (n * (N_OUT * R * B))[:, None, None, None] + element
+    g = tl.load(grad_poses + own, mask=real, other=0.0)
+    q = tl.load(parents + own, mask=real, other=0.0)
+    g = in_accumulator(g, R_PAD, B_PAD, HIGH)
+    q = in_accumulator(q, R_PAD, B_PAD, HIGH)
+    column = part * PART + tl.arange(0, PART)
+    k = tl.arange(0, 16)
+    windows = grad_windows + tl.cast(part, tl.int64) * (K * K) * positions * (N_IN * R * A)
     first = tl.program_id(1) * split
-    for child in range(first, tl.minimum(first + split, K * K * N_IN)):
-        pairs = tl.cast(child, tl.int64) * positions * N_OUT
-        share = tl.load(shares + pairs + s_at, mask=s_in, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + pairs + s_at, mask=s_in, other=0.0).to(tl.float32)
-        w = tl.load(weight + child * (A * N_OUT * B) + w_at, mask=w_in, other=0.0)
-        grad_v = _spread(share, BLOCK_N, BLOCK_R, BLOCK_J, BLOCK_B) * g
-        grad_v += _spread(slope, BLOCK_N, BLOCK_R, BLOCK_J, BLOCK_B) * q
-        grad_p = tl.dot(grad_v.to(w.dtype), w, input_precision=PRECISION)
-        windows = tl.cast(tl.program_id(2) * (K * K) + child // N_IN, tl.int64) * positions
-        to = (windows * N_IN + child % N_IN) * (R * A)
-        tl.store(grad_windows + to + p_at, grad_p.to(grad_windows.dtype.element_ty), mask=p_in)
+    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
+    for stack in tl.range(first, last):
+        grad_p = tl.zeros((ROWS, 16), tl.float32)
+        for member in tl.static_range(MEMBERS):
+            at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
+            both = tl.load(coefficients + at + pair)
+            share, slope = tl.split(tl.reshape(both, (POSITIONS, PART // B_PAD, 2)))
+            # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
+            grad_v = share[:, None, :, None] * g + slope[:, None, :, None] * q
+            grad_v = as_matrix(grad_v.to(g.dtype), R_PAD, B_PAD, HIGH)
+            w = load_transform(weight, stack, column, member, COLUMNS, A_PAD)
+            grad_p = tl.dot(grad_v, tl.trans(w), grad_p, input_precision="ieee")
+        child = stack * MEMBERS + k // A_PAD
+        tap = tl.cast(child // N_IN, tl.int64) * positions * (N_IN * R * A)
+        to = windows + (tap + child % N_IN * (R * A) + k % A_PAD)[None, :]
+        real_column = (child < K * K * N_IN) & (k % A_PAD < A)
+        tl.store(
+            to + ((row * N_IN * R + r) * A)[:, None],
+            grad_p.to(windows.dtype.element_ty),
+            mask=((row < positions) & (r < R))[:, None] & real_column[None, :],
+        )
 
 
 @triton.jit
@@ -110,8 +190,7 @@ def small_weight_kernel(
     children,
     parents,
     grad_poses,
-    shares,
-    slopes,
+    coefficients,
     grad_weight,
     positions,
     height,
@@ -127,69 +206,98 @@ def small_weight_kernel(
     A: tl.constexpr,
     B: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    GROUP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    R_PAD: tl.constexpr,
+    A_PAD: tl.constexpr,
+    B_PAD: tl.constexpr,
+    HIGH: tl.constexpr,
+    PART: tl.constexpr,
+    STACKS: tl.constexpr,
+    PICK_ON_LOAD: tl.constexpr,
 ):
-    """∂L/∂W of GROUP children over `split` positions: (splits, window, A, N_OUT, B).
+    """∂L/∂W of STACKS stacks of children over `split` positions: (splits, stacks · 16, COLUMNS).
 
-    A tile of g and q serves the whole group. Rows past the end are read from the last position and
-    meet coefficients of zero; columns past the end are not stored.
+    parents and grad_poses come padded and by columns: (positions, parents, B_PAD, R_PAD). A tile of
+    them, PART columns wide, serves all the children. The product is (parent and column) × (stack),
+    its inner axis (position, row), both ordered so that a thread needs few coefficients: as an
+    operand it owns inner elements 2m, 2m + 1 of every 8 and rows l, l + 8 of every 16.
     """
     WINDOW: tl.constexpr = K * K * N_IN
-    EXACT: tl.constexpr = N_OUT % BLOCK_J == 0 and B == BLOCK_B
-    column = tl.arange(0, BLOCK_J * BLOCK_B)
-    j, d = tl.program_id(2) * BLOCK_J + column // BLOCK_B, column % BLOCK_B
-    real = (j < N_OUT) & (d < B)
-    parent = tl.program_id(2) * BLOCK_J + tl.arange(0, BLOCK_J)
-    c = tl.arange(0, BLOCK_A)
+    MEMBERS: tl.constexpr = 16 // A_PAD
+    PARENTS: tl.constexpr = COLUMNS // B_PAD
+    OWN: tl.constexpr = PART // B_PAD
+    RL: tl.constexpr = 2 if R_PAD > 1 else 1
+    BL: tl.constexpr = 2 if B_PAD > 1 else 1
+    JL: tl.constexpr = 8 if OWN >= 8 else OWN
+    row = tl.arange(0, BLOCK_N * R_PAD)
+    row_n, row_r = row // (4 * R_PAD) * 4 + row // RL % 4, row // (4 * RL) * RL % R_PAD + row % RL
+    j = tl.program_id(2) * OWN + tl.arange(0, OWN)
+    two = tl.program_id(2) * (2 * OWN) + tl.arange(0, 2 * OWN)
+    b = tl.arange(0, B_PAD)[None, None, :, None]
+    r = tl.arange(0, R_PAD)[None, None, None, :]
+    element = (j[None, :, None, None] * B_PAD + b) * R_PAD + r
     total = ()
-    for _ in tl.static_range(GROUP):
-        total = total + (tl.zeros((BLOCK_A, BLOCK_J * BLOCK_B), tl.float32),)
+    for _ in tl.static_range(STACKS):
+        total = total + (tl.zeros((PART, 16), tl.float32),)
     first = tl.program_id(1) * split
     last = tl.minimum(first + split, positions)
-    for start in range(first, last, BLOCK_N):
+    for start in tl.range(first, last, BLOCK_N):
+        # rows past the end are read from the last position and meet coefficients of zero
         n = start + tl.arange(0, BLOCK_N)
-        s_at = n[:, None] * N_OUT + parent[None, :]
-        s_in = (n < last)[:, None] & (parent < N_OUT)[None, :]
-        n, r = _pose_rows(start, BLOCK_N, BLOCK_R)
-        inside = (n < last) & (r < R)
-        n, row = tl.minimum(n, last - 1), tl.minimum(r, R - 1)
-        at = (n * N_OUT * R + row)[:, None] * B + (j * (R * B) + d)[None, :]
-        if EXACT:
-            g = tl.load(grad_poses + at)
-            q = tl.load(parents + at)
-        else:
-            g = tl.load(grad_poses + at, mask=real[None, :], other=0.0)
-            q = tl.load(parents + at, mask=real[None, :], other=0.0)
-        corner = _window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
-        p_at = (corner + row * A)[None, :] + c[:, None]
-        p_in = inside[None, :] & (c < A)[:, None]
+        inside = (n < last)[:, None]
+        n = tl.minimum(n, last - 1)
+        own = (n * (PARENTS * B_PAD * R_PAD))[:, None, None, None] + element
+        g, q = tl.load(grad_poses + own), tl.load(parents + own)
+        pair = n[:, None] * (2 * PARENTS) + two[None, :]
+        seen = tl.minimum(start + row_n, last - 1)
+        corner = window_corner(seen, height, width, out_height, out_width, stride, N_IN, R * A)
         new = ()
-        for member in tl.static_range(GROUP):
-            # a last group that is too large repeats the last child, and writes the same twice
-            child = tl.minimum(tl.program_id(0) * GROUP + member, WINDOW - 1)
-            pairs = tl.cast(child, tl.int64) * positions * N_OUT
-            share = tl.load(shares + pairs + s_at, mask=s_in, other=0.0).to(tl.float32)
-            slope = tl.load(slopes + pairs + s_at, mask=s_in, other=0.0).to(tl.float32)
-            grad_v = _spread(share, BLOCK_N, BLOCK_R, BLOCK_J, BLOCK_B) * g
-            grad_v += _spread(slope, BLOCK_N, BLOCK_R, BLOCK_J, BLOCK_B) * q
-            offset = _child_offset(child, width, N_IN, K, R * A)
-            p = tl.load(children + offset + p_at, mask=p_in, other=0.0)
-            product = tl.dot(p, grad_v.to(p.dtype), total[member], input_precision=PRECISION)
+        for s in tl.static_range(STACKS):
+            # a last program with too few stacks repeats the last one, and writes the same twice
+            stack = tl.minimum(tl.program_id(0) * STACKS + s, tl.cdiv(WINDOW, MEMBERS) - 1)
+            product = total[s]
+            for member in tl.static_range(MEMBERS):
+                at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
+                both = tl.load(coefficients + at + pair, mask=inside, other=0.0)
+                share, slope = tl.split(tl.reshape(both, (BLOCK_N, OWN, 2)))
+                # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
+                grad_v = share[:, :, None, None] * g + slope[:, :, None, None] * q
+                grad_v = tl.reshape(
+                    grad_v.to(g.dtype),
+                    (BLOCK_N // 4, 4, OWN // JL, JL, B_PAD // BL, BL, R_PAD // RL, RL),
+                )
+                grad_v = tl.permute(grad_v, (4, 2, 5, 3, 0, 6, 1, 7))
+                grad_v = tl.reshape(grad_v, (PART, BLOCK_N * R_PAD))
+                p = load_stack(
+                    children,
+                    corner,
+                    row_r,
+                    stack,
+                    width,
+                    N_IN,
+                    K,
+                    R,
+                    A,
+                    R_PAD,
+                    A_PAD,
+                    member if PICK_ON_LOAD else None,
+                )
+                if not PICK_ON_LOAD:
+                    p = tl.where((tl.arange(0, 16) // A_PAD == member)[None, :], p, 0.0)
+                product = tl.dot(grad_v, p, product, input_precision="ieee")
             new = new + (product,)
         total = new
-    for member in tl.static_range(GROUP):
-        child = tl.minimum(tl.program_id(0) * GROUP + member, WINDOW - 1)
-        to = (tl.cast(tl.program_id(1), tl.int64) * WINDOW + child) * (A * N_OUT * B)
-        tl.store(
-            grad_weight + to + c[:, None] * (N_OUT * B) + (j * B + d)[None, :],
-            total[member].to(grad_weight.dtype.element_ty),
-            mask=(c < A)[:, None] & real[None, :],
-        )
+    column = tl.arange(0, PART)
+    b = column // (OWN * BL) * BL + column // JL % BL
+    j = tl.program_id(2) * OWN + column // (JL * BL) * JL % OWN + column % JL
+    # the column of the packed weight (tile.py) that holds this parent and column
+    low, high = j % (PARENTS // HIGH), j // (PARENTS // HIGH)
+    packed = ((low * (B_PAD // BL) + b // BL) * HIGH + high) * BL + b % BL
+    for s in tl.static_range(STACKS):
+        stack = tl.minimum(tl.program_id(0) * STACKS + s, tl.cdiv(WINDOW, MEMBERS) - 1)
+        to = tl.cast(tl.program_id(1), tl.int64) * tl.cdiv(WINDOW, MEMBERS) + stack
+        to = to * (16 * COLUMNS) + tl.arange(0, 16)[None, :] * COLUMNS + packed[:, None]
+        tl.store(grad_weight + to, total[s].to(grad_weight.dtype.element_ty))
 
 
 @triton.jit
@@ -218,9 +326,9 @@ def large_children_kernel(
     BLOCK_B: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ_j ∂L/∂v_ij W_ijᵀ of one child, seen from each window: (1, k², positions, N_IN, R·A)."""
+    """Σ_j ∂L/∂v_ij W_ijᵀ of one child, seen from each window: (k², positions, N_IN, R·A)."""
     child = tl.program_id(1)
-    n, r = _pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
+    n, r = pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
     c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
     inside = (n < positions) & (r < R)
     w_at = tl.cast(child, tl.int64) * (N_OUT * A * B) + (c[None, :] * B + d[:, None])
@@ -276,15 +384,15 @@ def large_weight_kernel(
     """Σ pᵀ ∂L/∂v of one child and parent over `split` positions: (splits, window, N_OUT, A, B)."""
     parent, child = tl.program_id(0) % N_OUT, tl.program_id(0) // N_OUT
     c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
-    offset = _child_offset(child, width, N_IN, K, R * A)
+    offset = child_offset(child, width, N_IN, K, R * A)
     pairs = tl.cast(child, tl.int64) * positions * N_OUT + parent
     total = tl.zeros((BLOCK_A, BLOCK_B), tl.float32)
     first = tl.program_id(1) * split
     last = tl.minimum(first + split, positions)
     for start in range(first, last, BLOCK_N):
-        n, r = _pose_rows(start, BLOCK_N, BLOCK_R)
+        n, r = pose_rows(start, BLOCK_N, BLOCK_R)
         inside = (n < last) & (r < R)
-        corner = _window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
+        corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
         at = (corner + offset + r * A)[None, :] + c[:, None]
         p = tl.load(children + at, mask=inside[None, :] & (c < A)[:, None], other=0.0)
         share = tl.load(shares + pairs + n * N_OUT, mask=inside, other=0.0).to(tl.float32)
@@ -320,7 +428,7 @@ def fold_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Each child gathers its gradient from the windows that see it, and from the parent blocks."""
+    """Each child gathers its gradient from the windows that see it, and from the parts of those."""
     pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     x = pixel % width
     y = pixel // width % height
@@ -335,8 +443,8 @@ def fold_kernel(
         seen = seen & (row < out_height) & (column < out_width)
         n = tl.cast((image * out_height + row) * out_width + column, tl.int64)
         for part in tl.static_range(PARTS):
-            base = tl.cast(part * (K * K) + tap, tl.int64) * positions
-            at = ((base + n) * CHANNELS)[:, None] + channel[None, :]
+            slot = tl.cast(part * (K * K) + tap, tl.int64) * positions + n
+            at = (slot * CHANNELS)[:, None] + channel[None, :]
             mask = real & seen[:, None]
             total += tl.load(grad_windows + at, mask=mask, other=0.0).to(tl.float32)
     to = (tl.cast(pixel, tl.int64) * CHANNELS)[:, None] + channel[None, :]
@@ -352,45 +460,15 @@ def gradients(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂L/∂children, ∂L/∂weight and ∂L/∂parents."""
-    grad_parents, shares, slopes = weighted_votes(
-        children, weight, parents, grad_poses, sizes, scale, keep=True
+    small = is_small(sizes)
+    run = _small_gradients if small else _large_gradients
+    parts = Tile.of(sizes).parts if small else 1
+    windows = (parts, sizes.k**2, sizes.positions, sizes.n_in, sizes.rows * sizes.a)
+    grad_windows = torch.empty(windows, device=children.device, dtype=children.dtype)
+    grad_weight, grad_parents = run(
+        grad_poses, children, weight, parents, grad_windows, sizes, scale
     )
-    run = _small_gradients if sizes.small else _large_gradients
-    grad_windows, grad_weight = run(grad_poses, children, weight, parents, shares, slopes, sizes)
     return _fold(grad_windows, children, sizes), grad_weight, grad_parents
-
-
-def _windows(parts: int, sizes: Geometry, like: Tensor) -> Tensor:
-    shape = (parts, sizes.k**2, sizes.positions, sizes.n_in, sizes.rows * sizes.a)
-    return torch.empty(shape, device=like.device, dtype=like.dtype)
-
-
-def _position_splits(sizes: Geometry, block: int, programs: int, wanted: int) -> tuple[int, int]:
-    blocks = ceil_div(sizes.positions, block)
-    run = ceil_div(blocks, max(1, wanted // programs))
-    return ceil_div(blocks, run), run * block
-
-
-def _sum_weight(partial: Tensor, weight: Tensor) -> Tensor:
-    total = partial[0] if partial.shape[0] == 1 else partial.sum(0).to(weight.dtype)
-    return total.view(weight.shape)
-
-
-def gradient_tuning(sizes: Geometry, dtype: torch.dtype) -> dict[str, int]:
-    """Pose rows and columns of a tile, warps, programs a multiprocessor.
-
-    `c_` for ∂L/∂children, `w_` for ∂L/∂weight.
-    """
-    if dtype == torch.float32:  # no tensor cores, so the tile lives in registers
-        return {
-            "c_rows": 32,
-            "w_rows": 32,
-            "columns": 64,
-            "group": 4,
-            "num_warps": 4,
-            "programs": 8,
-        }
-    return {"c_rows": 64, "w_rows": 64, "columns": 128, "group": 4, "num_warps": 4, "programs": 8}
 
 
 def _small_gradients(
@@ -398,58 +476,92 @@ def _small_gradients(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
-    shares: Tensor,
-    slopes: Tensor,
+    grad_windows: Tensor,
     sizes: Geometry,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
-    tuning = gradient_tuning(sizes, children.dtype)
-    wanted = tuning["programs"] * geometry.multiprocessors(children.device)
-    block_b, block_r = power_of_two(sizes.b), power_of_two(sizes.rows)
-    block_j = power_of_two(sizes.n_out)
-    block_j = max(ceil_div(16, block_b), min(block_j, tuning["columns"] // block_b))
-    parts = ceil_div(sizes.n_out, block_j)
-    tensors = {"parents": parents, "grad_poses": grad_poses, "shares": shares, "slopes": slopes}
-    blocks = {"BLOCK_R": block_r, "BLOCK_J": block_j, "BLOCK_A": 16, "BLOCK_B": block_b}
+    """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents."""
+    tile = Tile.of(sizes)
+    multiprocessors = geometry.multiprocessors(children.device)
+    coefficients = torch.empty(
+        (tile.stacks * tile.members, sizes.positions, tile.parents, 2),
+        device=children.device,
+        dtype=geometry.coefficient_dtype(children.dtype),
+    )
+    tensors = {"parents": parents, "grad_poses": grad_poses, "coefficients": coefficients}
 
-    block_n = max(ceil_div(16, block_r), tuning["c_rows"] // block_r)
-    tiles = ceil_div(sizes.positions, block_n)
-    splits, split = split_evenly(tiles * parts, sizes.window, wanted)
-    grad_windows = _windows(parts, sizes, children)
+    chosen = settings("coefficients", tile, children.dtype)
+    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
+    splits, split = geometry.split_evenly(tiles, tile.stacks, chosen.resident * multiprocessors)
+    geometry.launch(
+        small_coefficients_kernel,
+        (tiles, splits),
+        children=children,
+        weight=weight,
+        **tensors,
+        scale=scale,
+        split=split,
+        **sizes.addressing(),
+        ROWS=chosen.rows,
+        **tile.constants(),
+        PRECISION=vote_precision(children.dtype),
+        **chosen.options(),
+    )
+    grad_parents = aggregate(children, weight, parents, coefficients, sizes, scale, given=True)
+
+    chosen = settings("children", tile, children.dtype)
+    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
+    slots = chosen.resident * multiprocessors
+    splits, split = geometry.split_evenly(tiles * tile.parts, tile.stacks, slots)
     geometry.launch(
         small_children_kernel,
-        (tiles, splits, parts),
+        (tiles, splits, tile.parts),
         weight=weight,
         **tensors,
         grad_windows=grad_windows,
         split=split,
         **sizes.addressing(),
-        BLOCK_N=block_n,
-        **blocks,
-        PRECISION="ieee",
-        num_warps=tuning["num_warps"],
-        num_stages=2,
+        ROWS=chosen.rows,
+        **tile.constants(),
+        PART=tile.part,
+        **chosen.options(),
     )
-    block_n = max(ceil_div(16, block_r), tuning["w_rows"] // block_r)
-    groups = ceil_div(sizes.window, tuning["group"])
-    splits, split = _position_splits(sizes, block_n, groups * parts, wanted)
-    dtype = weight.dtype if splits == 1 else torch.float32
-    grad_weight = torch.empty((splits, *weight.shape), device=weight.device, dtype=dtype)
+
+    chosen = settings("weight", tile, children.dtype)
+    block_n = max(4, chosen.rows // tile.r_pad)
+    part = min(tile.columns, WARP_COLUMNS)
+    programs, parts = ceil_div(tile.stacks, chosen.stacks), tile.columns // part
+    slots, blocks = chosen.resident * multiprocessors, ceil_div(sizes.positions, block_n)
+    splits, run = geometry.split_evenly(programs * parts, blocks, slots)
+    grad_weight = geometry.partial(splits, tuple(weight.shape), weight)
     geometry.launch(
         small_weight_kernel,
-        (groups, splits, parts),
+        (programs, splits, parts),
         children=children,
-        **tensors,
+        parents=_by_columns(parents, sizes, tile),
+        grad_poses=_by_columns(grad_poses, sizes, tile),
+        coefficients=coefficients,
         grad_weight=grad_weight,
-        split=split,
+        split=run * block_n,
         **sizes.addressing(),
         BLOCK_N=block_n,
-        **blocks,
-        GROUP=tuning["group"],
-        PRECISION="ieee",
-        num_warps=tuning["num_warps"],
-        num_stages=2,
+        **tile.constants(),
+        PART=part,
+        STACKS=chosen.stacks,
+        PICK_ON_LOAD=chosen.pick_on_load,
+        **chosen.options(),
     )
-    return grad_windows, _sum_weight(grad_weight, weight)
+    return geometry.add_splits(grad_weight, weight.dtype), grad_parents
+
+
+def _by_columns(poses: Tensor, sizes: Geometry, tile: Tile) -> Tensor:
+    """(positions, parents, B_PAD, R_PAD), zero where padded: as ∂L/∂weight multiplies them."""
+    shape = (sizes.positions, tile.parents, tile.b_pad, tile.r_pad)
+    exact = shape[1:] == (sizes.n_out, sizes.b, sizes.rows)
+    padded = poses.new_empty(shape) if exact else poses.new_zeros(shape)
+    columns = poses.view(sizes.positions, sizes.n_out, sizes.rows, sizes.b).transpose(2, 3)
+    padded[:, : sizes.n_out, : sizes.b, : sizes.rows] = columns
+    return padded
 
 
 def _large_gradients(
@@ -457,11 +569,14 @@ def _large_gradients(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
-    shares: Tensor,
-    slopes: Tensor,
+    grad_windows: Tensor,
     sizes: Geometry,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
-    grad_windows = _windows(1, sizes, children)
+    """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents."""
+    grad_parents, shares, slopes = aggregate_large(
+        children, weight, parents, grad_poses, sizes, scale
+    )
     blocks = large_blocks(sizes, 64)
     tensors = {"parents": parents, "grad_poses": grad_poses, "shares": shares, "slopes": slopes}
     geometry.launch(
@@ -474,27 +589,28 @@ def _large_gradients(
         **blocks,
         PRECISION="ieee",
         num_warps=4,
-        num_stages=3,
+        num_stages=large_stages(children.dtype),
     )
     programs = sizes.window * sizes.n_out
-    wanted = 4 * geometry.multiprocessors(children.device)
-    splits, split = _position_splits(sizes, blocks["BLOCK_N"], programs, wanted)
-    dtype = weight.dtype if splits == 1 else torch.float32
-    grad_weight = torch.empty((splits, *weight.shape), device=weight.device, dtype=dtype)
+    slots = 4 * geometry.multiprocessors(children.device)
+    splits, run = geometry.split_evenly(
+        programs, ceil_div(sizes.positions, blocks["BLOCK_N"]), slots
+    )
+    grad_weight = geometry.partial(splits, tuple(weight.shape), weight)
     geometry.launch(
         large_weight_kernel,
         (programs, splits),
         children=children,
         **tensors,
         grad_weight=grad_weight,
-        split=split,
+        split=run * blocks["BLOCK_N"],
         **sizes.addressing(),
         **blocks,
         PRECISION="ieee",
         num_warps=4,
-        num_stages=3,
+        num_stages=large_stages(children.dtype),
     )
-    return grad_windows, _sum_weight(grad_weight, weight)
+    return geometry.add_splits(grad_weight, weight.dtype), grad_parents
 
 
 def _fold(grad_windows: Tensor, children: Tensor, sizes: Geometry) -> Tensor:

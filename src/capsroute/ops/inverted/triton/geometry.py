@@ -7,10 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Sizes up to which every component of a pose is a register of its own (8×8 matrices).
-SMALL_SIDE = 8
-SMALL_POSE = 64
-
 
 def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
@@ -36,12 +32,12 @@ class Geometry:
     b: int
 
     @classmethod
-    def of(cls, children: Tensor, weight: Tensor, stride: int, rows_first: bool) -> "Geometry":
-        """`rows_first`: the weight comes as (k, k, in, a, out, b), not (k, k, in, out, a, b)."""
+    def of(cls, children: Tensor, parents: Tensor, k: int, a: int, stride: int) -> "Geometry":
+        """`a` is the inner size of a transform, `k` the kernel of the convolution."""
         batch, height, width, n_in, d = children.shape
-        k = weight.shape[0]
-        a, n_out = weight.shape[3:5] if rows_first else (weight.shape[4], weight.shape[3])
-        return cls(batch, height, width, n_in, n_out, k, stride, d // a, a, weight.shape[5])
+        n_out, d_out = parents.shape[3:]
+        rows = d // a
+        return cls(batch, height, width, n_in, n_out, k, stride, rows, a, d_out // rows)
 
     @property
     def out_height(self) -> int:
@@ -60,11 +56,6 @@ class Geometry:
     def window(self) -> int:
         """Children that one position sees."""
         return self.k * self.k * self.n_in
-
-    @property
-    def small(self) -> bool:
-        """Whether a pose fits into registers, component by component."""
-        return max(self.a, self.b) <= SMALL_SIDE and self.rows * self.b <= SMALL_POSE
 
     def addressing(self) -> dict[str, int]:
         """Arguments that every kernel takes to find a window's children."""
@@ -95,7 +86,7 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1  # the interpreter
+        return 4  # the interpreter, where several runs should be tried too
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -104,15 +95,27 @@ def coefficient_dtype(storage: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if storage == torch.bfloat16 else torch.float32
 
 
-def words(tensor: Tensor, run: int) -> tuple[Tensor, int]:
-    """The tensor as words of up to 8 bytes, and the elements in a word.
+@functools.cache
+def split_evenly(tiles: int, items: int, slots: int, price: float = 0.0) -> tuple[int, int]:
+    """Into how many runs the items of every tile go, and how long a run is.
 
-    A word must not straddle runs of `run` elements. A lane then loads four bf16 at once.
+    `slots` programs run at a time; their rounds are counted. A run's start costs about an item,
+    adding the buffers of several runs `price` items each.
     """
-    for word in (torch.int64, torch.int32):
-        pack = word.itemsize // tensor.element_size()
-        if pack > 1 and run % pack == 0:
-            if tensor.data_ptr() % word.itemsize:
-                tensor = tensor.clone()
-            return tensor.view(word), pack
-    return tensor, 1
+
+    def cost(runs: int) -> float:
+        rounds = ceil_div(tiles * runs, slots)
+        return rounds * (ceil_div(items, runs) + 1) + (price * runs if runs > 1 else 0.0)
+
+    run = ceil_div(items, min(range(1, min(items, 64) + 1), key=cost))
+    return ceil_div(items, run), run
+
+
+def partial(splits: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A buffer for each split, to be added by `add_splits`, always in the same order."""
+    dtype = like.dtype if splits == 1 else torch.float32
+    return torch.empty((splits, *shape), device=like.device, dtype=dtype)
+
+
+def add_splits(buffers: Tensor, dtype: torch.dtype) -> Tensor:
+    return buffers[0] if buffers.shape[0] == 1 else buffers.sum(0).to(dtype)

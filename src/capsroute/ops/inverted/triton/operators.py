@@ -1,4 +1,8 @@
-"""The step as two operators that `torch.compile` and CUDA graphs see through."""
+"""The step as two operators that `torch.compile` and CUDA graphs see through.
+
+The weight comes as (k, k, in, out, a, b) or, for small poses, packed (`Tile.pack`), so its sizes
+travel beside it: `kernel` is k, `inner` is a.
+"""
 
 from typing import Any
 
@@ -7,7 +11,7 @@ from torch import Tensor
 
 from capsroute.ops.inverted.triton.backward import gradients
 from capsroute.ops.inverted.triton.forward import weighted_votes
-from capsroute.ops.inverted.triton.geometry import Geometry
+from capsroute.ops.inverted.triton.geometry import Geometry, coefficient_dtype
 
 
 @torch.library.custom_op("capsroute::inverted_forward", mutates_args=())
@@ -15,21 +19,17 @@ def inverted_forward(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
+    kernel: int,
+    inner: int,
     stride: int,
     scale: float,
-    rows_first: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Poses, and the coefficients as (window, positions, out), empty unless `keep`.
-
-    `rows_first` says that the weight is (k, k, in, a, out, b), as the kernels for small poses
-    read it.
-    """
-    sizes = Geometry.of(children, weight, stride, rows_first)
-    poses, shares, _ = weighted_votes(
-        children.contiguous(), weight.contiguous(), parents.contiguous(), None, sizes, scale, keep
+    """Poses, and the coefficients as (window, positions, out), empty unless `keep`."""
+    sizes = Geometry.of(children, parents, kernel, inner, stride)
+    return weighted_votes(
+        children.contiguous(), weight.contiguous(), parents.contiguous(), sizes, scale, keep
     )
-    return poses, shares if keep else children.new_empty(0)
 
 
 @inverted_forward.register_fake
@@ -37,17 +37,18 @@ def _(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
+    kernel: int,
+    inner: int,
     stride: int,
     scale: float,
-    rows_first: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     poses = torch.empty_like(parents, memory_format=torch.contiguous_format)
+    dtype = coefficient_dtype(children.dtype)
     if not keep:
-        return poses, children.new_empty(0)
+        return poses, children.new_empty(0, dtype=dtype)
     batch, height, width, n_out, _ = parents.shape
-    window = weight.shape[0] * weight.shape[1] * weight.shape[2]
-    dtype = torch.bfloat16 if children.dtype == torch.bfloat16 else torch.float32
+    window = kernel * kernel * children.shape[3]
     return poses, children.new_empty((window, batch * height * width, n_out), dtype=dtype)
 
 
@@ -57,14 +58,14 @@ def inverted_backward(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
+    kernel: int,
+    inner: int,
     stride: int,
     scale: float,
-    rows_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = Geometry.of(children, weight, stride, rows_first)
-    grad_poses = grad_poses.to(children.dtype).contiguous()
+    sizes = Geometry.of(children, parents, kernel, inner, stride)
     return gradients(
-        grad_poses,
+        grad_poses.to(children.dtype).contiguous(),
         children.contiguous(),
         weight.contiguous(),
         parents.contiguous(),
@@ -79,9 +80,10 @@ def _(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
+    kernel: int,
+    inner: int,
     stride: int,
     scale: float,
-    rows_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     like = torch.contiguous_format
     return (
@@ -92,17 +94,14 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    children, weight, parents, ctx.stride, ctx.scale, ctx.rows_first, _ = inputs
+    children, weight, parents, *ctx.sizes, _ = inputs
     ctx.save_for_backward(children, weight, parents)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad_poses: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    children, weight, parents = ctx.saved_tensors
-    grads = inverted_backward(
-        grad_poses, children, weight, parents, ctx.stride, ctx.scale, ctx.rows_first
-    )
-    return *grads, None, None, None, None
+    grads = inverted_backward(grad_poses, *ctx.saved_tensors, *ctx.sizes)
+    return *grads, None, None, None, None, None
 
 
 inverted_forward.register_autograd(_backward, setup_context=_setup_context)

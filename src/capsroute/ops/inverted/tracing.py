@@ -1,0 +1,13 @@
+"""Questions to the machine that `torch.compile` answers while it traces."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def constant_while_tracing(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.compiler.assume_constant_result`, which would import the compiler, and triton."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
