@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from capsroute.bench import Case, agrees_with_reference, check, plan_cases, time_case
-from capsroute.bench.rows import COLUMNS, Row, append_row, is_measured, read_rows
+from capsroute.bench.rows import COLUMNS, Row, append_row, find_row, read_rows
 from capsroute.bench.timing import Timing
 from capsroute.cli import main
+from capsroute.train.provenance import versions
 
 CPU = torch.device("cpu")
 SMALL = Case("inverted_small_multimnist", 2, "train", batch=2, dtype="float32")
-WHERE = dict.fromkeys(
-    ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty"), "x"
-)
+WHERE = dict.fromkeys(("device", "torch", "cuda", "triton", "python", "capsroute", "commit"), "x")
+WHERE["dirty"] = False
 
 
 def plan(*models, modes=("train",), batches=(8,), backbone=True, reference=True):
@@ -84,6 +84,7 @@ def test_the_check_passes_for_what_is_right_and_fails_for_what_is_not(monkeypatc
         return model
 
     monkeypatch.setattr(check, "build_model", wrong)
+    monkeypatch.setattr(check, "_agrees", check._agrees.__wrapped__)  # which remembers
     assert not agrees_with_reference(SMALL, CPU)
     assert not agrees_with_reference(low, CPU)
 
@@ -96,7 +97,8 @@ def test_no_speed_up_is_printed_when_the_check_fails(monkeypatch, capsys):
         main(arguments)
     assert stop.value.code == 1
     printed = capsys.readouterr()
-    assert "DIFFERS FROM THE REFERENCE" in printed.out and "differ" in printed.err
+    assert "DIFFERS FROM THE REFERENCE" in printed.out
+    assert printed.err.startswith("error: 1 of 2 differ from the reference: inverted_small")
     cells = [line.split("│") for line in printed.out.splitlines() if line.startswith("│")]
     assert cells and all(line[-2].strip() == "" for line in cells)
 
@@ -110,9 +112,11 @@ def test_rows_are_added_and_found_again(tmp_path):
     rows = read_rows(path)
     assert [line["impl"] for line in rows] == ["auto", "reference"]
     assert rows[0]["images_per_s"] == "1000" and rows[0]["peak_mib"] == ""
-    assert is_measured(SMALL, rows, WHERE)
-    assert not is_measured(dataclasses.replace(SMALL, batch=3), rows, WHERE)
-    assert not is_measured(SMALL, rows, WHERE | {"commit": "another"})
+    assert find_row(SMALL, True, rows, WHERE) == row
+    assert find_row(dataclasses.replace(SMALL, batch=3), True, rows, WHERE) is None
+    assert find_row(SMALL, False, rows, WHERE) is None
+    assert find_row(SMALL, True, rows, WHERE | {"commit": "another"}) is None
+    assert find_row(SMALL, True, rows, WHERE | {"dirty": True}) is None
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
 
 
@@ -123,7 +127,26 @@ def test_another_file_is_not_overwritten(tmp_path):
         read_rows(path)
 
 
-def test_a_benchmark_goes_on_where_it_was_cut(tmp_path, capsys):
+def test_a_case_that_fails_does_not_end_the_others(monkeypatch, capsys):
+    real = time_case
+
+    def fails_once(case, device, **options):
+        if case.iterations == 1:
+            raise RuntimeError("the compiler\ngave up")
+        return real(case, device, **options)
+
+    monkeypatch.setattr("capsroute.cli.bench.time_case", fails_once)
+    arguments = ["bench", "inverted_small_multimnist:1,2", "--modes", "infer", "--batch", "2"]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--repeats", "1", "--no-compile", "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert stop.value.code == 1 and "failed: the compiler gave up" in printed.out
+    assert "1 of 2 failed" in printed.err and "_r2 " in printed.out
+
+
+def test_a_benchmark_goes_on_where_it_was_cut(tmp_path, capsys, monkeypatch):
+    clean = {**versions(), "dirty": False}
+    monkeypatch.setattr("capsroute.cli.bench.versions", lambda: clean)
     out = str(tmp_path / "speed.csv")
     arguments = ["bench", "inverted_small_multimnist:1", "--modes", "infer", "--batch", "2"]
     arguments += ["--repeats", "1", "--no-compile", "--device", "cpu", "--out", out]

@@ -91,6 +91,12 @@ class TestOnTheCard:
         model = dataclasses.replace(config.model, initial_poses=None)
         return dataclasses.replace(config, model=model)
 
+    @pytest.fixture(autouse=True)
+    def exact_convolutions(self, monkeypatch):
+        """Two runs must not differ by the algorithms that cuDNN happens to find fastest."""
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
     @pytest.fixture
     def runtimes(self):
         return Runtime("cuda", compile=False), Runtime("cuda", compile=False, capture=False)
@@ -105,6 +111,7 @@ class TestOnTheCard:
             train(long, tmp_path / name, runtime, Reporter())
         assert losses(tmp_path / "graphs") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
 
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
     def test_nothing_waits_inside_an_epoch(self, config, tmp_path, runtimes, monkeypatch):
         """Every wait for the device between warm-up and evaluation is an error."""
         long = dataclasses.replace(config, steps=200, eval_every=200, checkpoint_every=200)

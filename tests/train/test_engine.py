@@ -46,6 +46,22 @@ class StopAt(Reporter):
             signal.raise_signal(self.signum)
 
 
+def test_checkpoints_come_when_they_are_due_and_not_at_every_evaluation(
+    config, tmp_path, monkeypatch
+):
+    saved = []
+    original = RunFolder.save_state
+
+    def save_state(self, state):
+        saved.append(state["step"])
+        original(self, state)
+
+    monkeypatch.setattr(RunFolder, "save_state", save_state)
+    long = dataclasses.replace(config, steps=10, eval_every=2, checkpoint_every=4)
+    run(long, tmp_path / "run")
+    assert saved == [4, 8, 10] and len(metrics(tmp_path / "run")) == 5
+
+
 def test_a_run_leaves_its_files(config, tmp_path):
     out = tmp_path / "run"
     summary = run(config, out)

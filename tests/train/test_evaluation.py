@@ -217,6 +217,7 @@ def test_a_drawing_that_cannot_be_written_leaves_the_old_one(tmp_path):
         draw_robustness([Point("shift", 0, 1.0)], tmp_path / "nowhere" / "r.png")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.gpu
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_nothing_waits_for_the_gpu_inside_the_loop(multilabel):

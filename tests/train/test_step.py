@@ -85,6 +85,25 @@ def test_average_of_the_weights():
     torch.testing.assert_close(average.values["running_mean"], torch.full((2,), 5.0))
 
 
+def test_state_of_another_layout_takes_the_parameters_strides():
+    """As a CPU's run that goes on on a GPU: convolutions are channels-last there, kernels fused."""
+    torch.manual_seed(0)
+    model = create_model("inverted_small_multimnist", image_size=24)
+    step = TrainStep(model, model, Config(), world=1)
+    step(torch.rand(2, 1, 24, 24), torch.ones(2, 10), 1.0, Moment(0, 0.1, 0.0))
+    other = create_model("inverted_small_multimnist", image_size=24)
+    for module in other.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            weight = module.weight.data
+            module.weight.data = weight.contiguous(memory_format=torch.channels_last)
+    resumed = TrainStep(other, other, Config(), world=1)
+    resumed.load_state_dict(step.state_dict())
+    kept = zip(resumed.optimizer.state.items(), step.optimizer.state.values(), strict=True)
+    for (parameter, state), before in kept:
+        assert state["momentum_buffer"].stride() == parameter.stride()
+        assert torch.equal(state["momentum_buffer"], before["momentum_buffer"])
+
+
 def test_clipping_bounds_the_update():
     torch.manual_seed(0)
     model = create_model("inverted_small_multimnist", image_size=24)

@@ -21,7 +21,7 @@ from capsroute.train.distributed import Processes
 from capsroute.train.step import Moment, TrainStep
 
 Dtype = Literal["float32", "bfloat16"]
-EPOCH = 64  # batches of made-up images; their content costs nothing and teaches nothing
+EPOCH = 4  # batches of made-up images; they lie in memory with the rest
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,15 @@ def plan_cases(
     bn_group: int | None,
     backbone: bool,
     reference: bool,
+    impl: str = "auto",
 ) -> list[Case]:
     """Cases for `NAME` or `NAME:2,4` (iterations), each comparison before what it is for."""
     planned: dict[Case, None] = {}  # ordered, none twice
     for text in wanted:
         name, turns = _parse(text)
         for mode, batch, iterations in itertools.product(modes, batches, turns):
-            case = Case(name, iterations, mode, batch=batch, dtype=dtype, bn_group=bn_group)
+            own = impl if "impl" in model_info(name).options else "auto"
+            case = Case(name, iterations, mode, "model", own, batch, dtype, bn_group)
             if backbone and _has_resnet(name):
                 planned[case.backbone] = None
             if reference and "impl" in model_info(name).options:

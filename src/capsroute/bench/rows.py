@@ -73,8 +73,21 @@ def append_row(path: Path, row: Row) -> None:
     write_whole(path, buffer.getvalue().encode())
 
 
-def is_measured(case: Case, rows: list[dict[str, str]], where: dict[str, Any]) -> bool:
-    """Whether a row of the same case, machine and commit is there already."""
-    wanted = {key: "" if value is None else str(value) for key, value in asdict(case).items()}
-    wanted |= {key: str(where[key] or "") for key in ("device", "torch", "commit")}
-    return any(all(row[key] == value for key, value in wanted.items()) for row in rows)
+def find_row(
+    case: Case, compiled: bool, rows: list[dict[str, str]], where: dict[str, Any]
+) -> Row | None:
+    """The row of the same case, machine, versions and commit, if it was measured already."""
+    if where["dirty"]:
+        return None  # the same commit, and yet other code
+    wanted = {**asdict(case), "compiled": compiled, **where}
+    for row in rows:
+        if all(row[key] == _written(value) for key, value in wanted.items() if key in row):
+            peak = float(row["peak_mib"]) if row["peak_mib"] else None
+            median, p20, p80 = (float(row[key]) for key in ("median_ms", "p20_ms", "p80_ms"))
+            timing = Timing(median, p20, p80, peak)
+            return Row(case, timing, compiled, row["checked"] == "True", where)
+    return None
+
+
+def _written(value: Any) -> str:
+    return "" if value is None else str(value)

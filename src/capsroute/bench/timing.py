@@ -13,6 +13,8 @@ from capsroute.bench.cases import Case, prepare
 from capsroute.train.build import Runtime
 from capsroute.train.capture import WARM_UP
 
+SETTLE = 0.3  # seconds of work before timing
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -34,12 +36,26 @@ def time_case(case: Case, device: torch.device, *, repeats: int, compile: bool) 
 
 
 def _time(function: Callable[[], None], device: torch.device, repeats: int) -> Timing:
-    for _ in range(WARM_UP + 2):  # the last of them capture and replay
+    for _ in range(WARM_UP):
+        function()
+    peak = _peak_while_captured(function, device) if device.type == "cuda" else None
+    ready = time.perf_counter() + SETTLE
+    while time.perf_counter() < ready:  # clocks rise under load
         function()
     timings = _time_cuda if device.type == "cuda" else _time_cpu
     p20, median, p80 = np.percentile(timings(function, repeats), [20, 50, 80])
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     return Timing(float(median), float(p20), float(p80), peak)
+
+
+def _peak_while_captured(function: Callable[[], None], device: torch.device) -> float:
+    """MiB that the step itself holds: warm-up also holds what compilers and cuDNN try out.
+
+    Replays allocate nothing, so the call that captures is the one to look at.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    return torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def _clean(device: torch.device) -> None:

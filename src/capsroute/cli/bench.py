@@ -12,10 +12,10 @@ from rich.table import Table
 
 from capsroute.bench.cases import Case, plan_cases
 from capsroute.bench.check import agrees_with_reference
-from capsroute.bench.rows import Row, append_row, is_measured, read_rows
+from capsroute.bench.rows import Row, append_row, find_row, read_rows
 from capsroute.bench.timing import time_case
 from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import UsageError, one_line, parse
 from capsroute.train.distributed import choose_device
 from capsroute.train.provenance import device_name, versions
 
@@ -46,6 +46,8 @@ class Options:
     """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32."""
     bn_group: Annotated[int | None, optional("N")] = None
     """Images a BatchNorm group sees (ResNet backbones)."""
+    impl: Literal["auto", "triton", "tiled"] = "auto"
+    """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
     backbone: bool = True
     """Time the ResNet backbone alone too, with average pooling and a linear layer."""
     reference: bool = False
@@ -67,25 +69,31 @@ def main(arguments: list[str]) -> None:
     where = {"device": device_name(device), **versions()}
     known = read_rows(options.out) if options.out else []
     rows: dict[Case, Row] = {}
-    failed = False
+    failed: list[Case] = []
     for number, case in enumerate(cases, start=1):
-        if is_measured(case, known, where):
-            print(f"[{number}/{len(cases)}] {case}: in {options.out} already", flush=True)
+        print(f"[{number}/{len(cases)}] {case}: ", end="", flush=True)
+        row = find_row(case, options.compile, known, where)
+        if row is not None:
+            print(f"in {options.out} already", flush=True)
+            rows[case] = row
             continue
-        print(f"[{number}/{len(cases)}] {case}", end="", flush=True)
-        row = _measure(case, device, options, where)
-        if row is None:
-            print(": out of memory", flush=True)
+        try:
+            row = _measure(case, device, options, where)
+        except Exception as error:  # whatever a compiler makes of one case, the others go on
+            print(f"failed: {one_line(str(error))[:300] or type(error).__name__}", flush=True)
+            failed.append(case)
             continue
         rows[case] = row
-        failed |= not row.checked
-        print(f": {_summary(row)}", flush=True)
+        print(_summary(row), flush=True)
         if options.out:
             append_row(options.out, row)
     if rows:
         _print_table(rows)
-    if failed:
-        print("error: some results differ from the reference; see `checked`", file=sys.stderr)
+    differ = [case for case, row in rows.items() if not row.checked]
+    for what, found in (("failed", failed), ("differ from the reference", differ)):
+        if found:
+            print(f"error: {len(found)} of {len(cases)} {what}: {found[0]}", file=sys.stderr)
+    if failed or differ:
         sys.exit(1)
 
 
@@ -102,17 +110,13 @@ def _plan(options: Options) -> list[Case]:
         bn_group=options.bn_group,
         backbone=options.backbone,
         reference=options.reference,
+        impl=options.impl,
     )
 
 
-def _measure(
-    case: Case, device: torch.device, options: Options, where: dict[str, object]
-) -> Row | None:
-    try:
-        checked = case.impl == "reference" or agrees_with_reference(case, device)
-        timing = time_case(case, device, repeats=options.repeats, compile=options.compile)
-    except torch.OutOfMemoryError:
-        return None
+def _measure(case: Case, device: torch.device, options: Options, where: dict[str, object]) -> Row:
+    checked = case.impl == "reference" or agrees_with_reference(case, device)
+    timing = time_case(case, device, repeats=options.repeats, compile=options.compile)
     return Row(case, timing, options.compile, checked, where)
 
 

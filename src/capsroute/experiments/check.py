@@ -12,6 +12,7 @@ from capsroute.experiments.evidence import (
     spread,
 )
 from capsroute.experiments.figures import drawn_from
+from capsroute.experiments.movement import read_movements
 from capsroute.experiments.presets import list_experiments
 from capsroute.experiments.report import FIGURES, Evidence, figures, parameters, results_text
 from capsroute.models import model_info
@@ -42,7 +43,7 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
         return problems
     evidence = read_all(results)
     return [
-        *_check_report(evidence, root, timings),
+        *_check_report(evidence, results, root, timings),
         *(line for page in _pages(root) for line in check_numbers(page, evidence)),
     ]
 
@@ -109,12 +110,13 @@ def _check_numbers(result: Result) -> list[str]:
     return problems
 
 
-def _check_report(evidence: Evidence, root: Path, timings: Path) -> list[str]:
+def _check_report(evidence: Evidence, results: Path, root: Path, timings: Path) -> list[str]:
     again = "; run `capsroute report`"
-    drawn = figures(evidence, timings)
+    movements = read_movements(results)
+    drawn = figures(evidence, timings, movements)
     page = root / "RESULTS.md"
     problems = []
-    if not page.is_file() or page.read_text() != results_text(evidence, drawn):
+    if not page.is_file() or page.read_text() != results_text(evidence, drawn, movements):
         problems.append(f"{page} is not what the results say{again}")
     wanted = {root / FIGURES / f"{figure.name}.png": figure.digest for figure in drawn}
     present = {path: drawn_from(path) for path in (root / FIGURES).glob("*")}

@@ -125,6 +125,28 @@ def cost(panels: Mapping[str, Mapping[str, Curve]]) -> Any:
     return figure
 
 
+def settling(models: Mapping[str, Mapping[str, Any]]) -> Any:
+    """How far class poses move in each iteration, and the accuracy if routing stopped there."""
+    figure = _figure(10.0, 3.6)
+    moved, accuracy = figure.subplots(1, 2)
+    known: dict[str, Any] = {}
+    for name, lines in models.items():
+        style = "--" if lines["initial_poses"] == "random" else "-"
+        steps = lines["class_movement"]
+        color = known[name.rpartition(",")[0]].get_color() if style == "--" else None
+        (line,) = moved.plot(range(2, 2 + len(steps)), steps, style, color=color)
+        known[name] = line
+        right = lines["accuracy"]
+        accuracy.plot(range(1, 1 + len(right)), right, style, color=line.get_color())
+    moved.set(ylabel="‖pₜ − pₜ₋₁‖ / ‖pₜ‖ of class capsules", yscale="log")
+    accuracy.set(ylabel="test accuracy, %")
+    for axis in (moved, accuracy):
+        axis.set(xlabel="iteration t", xscale="log")
+        axis.grid(alpha=0.3)
+    _legend(figure, known)
+    return figure
+
+
 def _legend(figure: Any, lines: Mapping[str, Any]) -> None:
     """One for all panels, where it hides nothing."""
     position = "outside right upper"

@@ -1,7 +1,7 @@
 """RESULTS.md and its figures, from the committed evidence and timings alone."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 
 from capsroute.bench.rows import read_rows
 from capsroute.experiments.evidence import Result, Spread, counted, read_all, spread
-from capsroute.experiments.figures import Figure, convergence, cost, iterations
+from capsroute.experiments.figures import Figure, convergence, cost, iterations, settling
+from capsroute.experiments.movement import SHOWN, read_movements
 from capsroute.experiments.presets import preset
 from capsroute.experiments.tables import ITERATIONS, ROUTINGS, Row, Table, all_tables
 from capsroute.files import write_whole
@@ -40,7 +41,9 @@ compares the two. Do not edit.
 """
 
 
-def results_text(evidence: Evidence, figures: Sequence[Figure]) -> str:
+def results_text(
+    evidence: Evidence, figures: Sequence[Figure], movements: Mapping[str, dict[str, Any]]
+) -> str:
     """RESULTS.md."""
     drawn = {figure.name: figure for figure in figures}
     sections = [INTRODUCTION, _progress(evidence)]
@@ -49,8 +52,28 @@ def results_text(evidence: Evidence, figures: Sequence[Figure]) -> str:
         names = [f"convergence_{table.key}", table.key] + ["cost"] * (table.key == "iterations")
         section += [_picture(drawn[name]) for name in names if name in drawn]
         sections.append("\n\n".join(section))
-    sections += [_left_out(evidence), _runs(evidence)]
+    sections += [_settling(movements, drawn), _left_out(evidence), _runs(evidence)]
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figure]) -> str:
+    if not movements:
+        return ""
+    rows = []
+    for name, found in movements.items():
+        moved, right = found["movement"][-1], found["accuracy"]
+        own = f"{right[found['trained_with'] - 1]:.1f}"
+        rows.append([name, own, f"{right[-1]:.1f}", *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
+    last = len(next(iter(movements.values()))["accuracy"])
+    headings = ["model", "accuracy as trained", f"after {last} iterations"]
+    headings += [f"movement at {t}" for t in SHOWN]
+    text = (
+        "Trained models, routed for longer than they were trained with, every layer in each "
+        "iteration: how far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, and "
+        "the accuracy if routing stopped there (`tools/pose_movement.py`)."
+    )
+    section = ["## Does the routing settle?", text, _markdown(headings, rows)]
+    return "\n\n".join([*section, _picture(drawn["settling"])])
 
 
 def _progress(evidence: Evidence) -> str:
@@ -156,7 +179,9 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def figures(evidence: Evidence, timings: Path) -> list[Figure]:
+def figures(
+    evidence: Evidence, timings: Path, movements: Mapping[str, dict[str, Any]]
+) -> list[Figure]:
     """What there are numbers for."""
     found = []
     for table in all_tables():
@@ -170,6 +195,19 @@ def figures(evidence: Evidence, timings: Path) -> list[Figure]:
         devices = ", ".join(sorted({row["device"] for row in rows}))
         caption = f"Time and memory of {BATCH} images on {devices}, by routing iterations"
         found.append(Figure("cost", caption, cost, _cost_panels(rows)))
+    if movements:
+        lines = {
+            name: {
+                "initial_poses": each["initial_poses"],
+                "class_movement": each["movement"][-1],
+                "accuracy": each["accuracy"],
+            }
+            for name, each in movements.items()
+        }
+        caption = (
+            "Poses still move, and accuracy falls, when routing goes on for longer than trained"
+        )
+        found.append(Figure("settling", caption, settling, lines))
     return found
 
 
@@ -224,9 +262,9 @@ def _cost_panels(timings: Sequence[dict[str, str]]) -> dict[str, dict[str, list[
 
 def write_report(results: Path, out: Path, timings: Path) -> list[Path]:
     """RESULTS.md, and figures under `out`; returns what was written."""
-    evidence = read_all(results)
-    drawn = figures(evidence, timings)
+    evidence, movements = read_all(results), read_movements(results)
+    drawn = figures(evidence, timings, movements)
     written = [figure.write(out / FIGURES) for figure in drawn]
     path = out / "RESULTS.md"
-    write_whole(path, results_text(evidence, drawn).encode())
+    write_whole(path, results_text(evidence, drawn, movements).encode())
     return [path, *written]

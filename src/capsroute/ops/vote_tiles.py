@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 VARIANCE_FLOOR = 5e-4
 LEAST_MASS = 1e-20  # a parent with less than this keeps the mean it had; far above fp32 underflow
 
-# Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
+# Votes of one tile. Small enough to stay near the caches of a CPU; on a GPU few, since a compiler
+# unrolls them.
 TILE_BYTES = {"cpu": 2 << 20}
-TILE_BYTES_OTHERWISE = 256 << 20
+TILE_BYTES_OTHERWISE = 1 << 30
 
 Result = TypeVar("Result")
 

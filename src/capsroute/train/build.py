@@ -107,6 +107,7 @@ def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Confi
     """The model as training calls it: synchronised, distributed, compiled, as asked for."""
     torch.compiler.reset()  # what earlier runs compiled counts against the limit of recompilations
     if job.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(job.device)  # of runs before in this process
         _prepare_convolutions(model)
     wrapped: nn.Module = model
     if job.world > 1:

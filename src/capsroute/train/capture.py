@@ -5,7 +5,9 @@ rate) from tensors on the device, which are filled for many steps at once. So a 
 and within an epoch the host neither copies nor waits.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -51,15 +53,22 @@ class _Replay:
             self._run_aside()
             return
         if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                self.graph,
+            self.graph = self._capture()
+        self.graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _no_garbage_collection(),
+            torch.cuda.graph(
+                graph,
                 pool=self.graphs.pool,
                 stream=self.graphs.stream,
                 capture_error_mode="thread_local",  # other threads may go on using the device
-            ):
-                self.function()
-        self.graph.replay()
+            ),
+        ):
+            self.function()
+        return graph
 
     def _run_aside(self) -> None:
         stream, current = self.graphs.stream, torch.cuda.current_stream(self.graphs.device)
@@ -68,6 +77,19 @@ class _Replay:
         with torch.cuda.stream(stream):
             self.function()
         current.wait_stream(stream)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """An old graph or kernel that happens to be freed during a capture would spoil it."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class CapturedSteps:

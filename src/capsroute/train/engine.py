@@ -139,7 +139,8 @@ class _Run:
                 self.look(self.seconds)
                 if evaluate:
                     self.evaluate()
-                self.save()
+                if last or stopping or self.step % checkpoint_every == 0:
+                    self.save()
                 if stopping:
                     raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
                 started = time.perf_counter()
@@ -257,6 +258,11 @@ class _Run:
         return summary
 
     def close(self) -> None:
+        self.captured, self.graphs, self.held_out = (
+            None,
+            None,
+            {},
+        )  # which hold this run, and a pool
         if self.log is not None:
             self.log.close()
         self.folder.release()

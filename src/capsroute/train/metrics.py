@@ -34,9 +34,8 @@ class Totals:
 
     def add(self, loss: Tensor, right: Tensor, count: int) -> None:
         """`loss` is a mean over `count` images."""
-        self.sums[0] += loss.detach() * count
-        self.sums[1] += right.sum()
-        self.sums[2] += count
+        now = torch.stack([loss.detach() * count, right.sum(), torch.full_like(loss, count)])
+        self.sums.add_(now)
 
     @staticmethod
     def averages(sums: Tensor) -> tuple[float, float]:

@@ -98,17 +98,16 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """In two kernels for the whole model where the device is a GPU."""
+        """In a few kernels for the whole model where the device is a GPU."""
         now = model.state_dict()
         learned = [key for key in now if key in self.learned]
         torch._foreach_lerp_(
             [self.values[key] for key in learned], [now[key] for key in learned], 1.0 - self.decay
         )
-        counted = [key for key in now if key not in self.learned]
-        if counted:
-            torch._foreach_copy_(
-                [self.values[key] for key in counted], [now[key] for key in counted]
-            )
+        for dtype in {value.dtype for value in now.values()}:  # mixed, they would be copied singly
+            counted = [k for k in now if k not in self.learned and now[k].dtype == dtype]
+            if counted:
+                torch._foreach_copy_([self.values[k] for k in counted], [now[k] for k in counted])
 
 
 class TrainStep:
@@ -123,7 +122,7 @@ class TrainStep:
         device = next(bare.parameters()).device
         self.totals = Totals(device)
         # the first step whose loss was not finite, kept on the device so that nothing waits
-        self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self.first_bad_step = torch.full((), -1, dtype=torch.float64, device=device)
 
     def __call__(self, images: Tensor, targets: Tensor, share: float, now: Moment) -> None:
         """`share` is this process's part of the global batch."""
@@ -174,8 +173,8 @@ class TrainStep:
 
     def is_finite(self) -> bool:
         """Whether every weight is; an infinite gradient shows there before it shows in a loss."""
-        finite = [torch.isfinite(parameter).all() for parameter in self.bare.parameters()]
-        return bool(torch.stack(finite).all().item())
+        norms = torch._foreach_norm([p.detach() for p in self.bare.parameters()])
+        return bool(torch.isfinite(torch.stack(norms)).all().item())
 
     def buffers(self) -> list[Tensor]:
         """What is counted, not learned: of the model, and of the average of its weights."""
@@ -197,6 +196,11 @@ class TrainStep:
         # the settings are the config's and this device's; only what was learned comes back
         own = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+        for parameter, kept in self.optimizer.state.items():
+            for key, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    # fused kernels want the strides of the parameter, which differ on a CPU
+                    kept[key] = torch.empty_like(parameter).copy_(value)
         if self.average is not None:
             for key, value in state["average"].items():
                 self.average.values[key].copy_(value)

@@ -1,0 +1,65 @@
+"""How far poses still move, iteration by iteration: does concurrent routing settle?
+
+The paper hopes that routing reaches a fixed point. A trained model is run for many more iterations
+than it was trained with, every layer updated in each, and the poses of one iteration are compared
+with those of the one before.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.models.inverted import InvertedCapsNet
+from capsroute.train.metrics import correct
+
+FOLDER = "pose_movement"  # under results/
+SHOWN = (2, 3, 5, 10, 20, 50)  # iterations that the report's table shows
+
+
+@torch.no_grad()
+def pose_movement(
+    model: InvertedCapsNet, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
+    """Over (images, targets): mean ‖pₜ − pₜ₋₁‖ / ‖pₜ‖ by layer, and accuracy if stopped at t.
+
+    `movement[layer][t - 2]` for t from 2, `accuracy[t - 1]` in percent for t from 1.
+    """
+    moved: list[Tensor] = []
+    right: list[Tensor] = []
+    count = 0
+    model.eval()
+    for images, targets in batches:
+        routing = model.route(images)
+        moved.append(torch.stack([_steps(layer) for layer in routing.poses]) * len(images))
+        scores = [model.classifier(poses) for poses in routing.poses[-1]]
+        right.append(torch.stack([correct(model, each, targets).sum() for each in scores]))
+        count += len(images)
+    movement = torch.stack(moved).sum(0) / count
+    accuracy = 100.0 * torch.stack(right).sum(0) / count
+    return {"movement": movement.tolist(), "accuracy": accuracy.tolist(), "images": count}
+
+
+def _steps(poses: list[Tensor]) -> Tensor:
+    """(iterations − 1,): the mean over capsules of how far each step went."""
+    wide = torch.stack([each.double() for each in poses])
+    steps = (wide[1:] - wide[:-1]).norm(dim=-1) / wide[1:].norm(dim=-1)
+    return steps.flatten(1).mean(1)
+
+
+def read_movements(results: Path) -> dict[str, dict[str, Any]]:
+    """What tools/pose_movement.py wrote, poses from zero before those from random ones."""
+    found = [json.loads(path.read_text()) for path in sorted((results / FOLDER).glob("*.json"))]
+    found.sort(
+        key=lambda each: (each["model"], each["trained_with"], each["initial_poses"] != "zeros")
+    )
+    return {_name(each): each for each in found}
+
+
+def _name(found: dict[str, Any]) -> str:
+    zero = found["initial_poses"] == "zeros"
+    name = f"{found['model']}_r{found['trained_with']}"
+    return name if zero else f"{name}, random start"

@@ -1,0 +1,68 @@
+"""Measure how far the poses of trained models move when routing goes on for 50 iterations.
+
+    python tools/pose_movement.py inverted_small_multimnist                # the weights that ship
+    python tools/pose_movement.py runs/inverted_resnet_cifar10_r2_seed0 --data-root ~/data
+
+Writes results/pose_movement/<name>_<initial poses>.json for poses that start at zero, as in
+training, and at random. `capsroute report` draws them.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from capsroute.data import EvalBatches, load_dataset
+from capsroute.experiments.movement import FOLDER, pose_movement
+from capsroute.files import write_whole
+from capsroute.inference import Predictor
+from capsroute.models import model_info
+from capsroute.models.weights import load_model, read_metadata
+from capsroute.train.distributed import choose_device
+from capsroute.train.provenance import device_name, versions
+
+RESULTS = Path(__file__).parents[1] / "results"
+IMAGES, BATCH = 1000, 50
+
+
+def measure(options: argparse.Namespace, initial: str) -> Path:
+    weights = Predictor.load(options.model, iterations=options.trained, device="cpu").checkpoint
+    assert weights is not None  # exported files cannot be asked for other iterations
+    described = read_metadata(weights)
+    device = choose_device(options.device)
+    model = load_model(weights, iterations=options.iterations, initial_poses=initial).to(device)
+    test = load_dataset(model_info(model.name).dataset, root=options.data_root).test.to(device)
+    batches = EvalBatches(test, BATCH)
+    some = (batch for batch, _ in zip(batches, range(options.images // BATCH), strict=False))
+    found = {
+        "command": shlex.join(["python", "tools/pose_movement.py", *sys.argv[1:]]),
+        "model": model.name,
+        "trained_with": described["iterations"],
+        "initial_poses": initial,
+        "weights_sha256": described["sha256"],
+        **pose_movement(model, some),
+        "device": device_name(device),
+        **versions(),
+    }
+    path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}_{initial}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", help="a run's folder, a checkpoint or a name whose weights ship")
+    parser.add_argument("--trained", type=int, help="iterations of the weights that ship")
+    parser.add_argument("--iterations", type=int, default=50, help="to route for (default: 50)")
+    parser.add_argument("--images", type=int, default=IMAGES, help=f"(default: {IMAGES})")
+    parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    options = parser.parse_args()
+    for initial in ("zeros", "random"):
+        print(measure(options, initial))
+
+
+if __name__ == "__main__":
+    main()
