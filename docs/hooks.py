@@ -4,15 +4,35 @@ import contextlib
 import io
 import os
 import re
+from pathlib import Path
 from typing import Any
+
+from mkdocs.structure.files import File, Files
 
 from capsroute import cli
 
-REPOSITORY_LINK = re.compile(r"\]\((?!http|#|\w+\.md|pictures/)([^)]+)\)")
+FIGURES = Path("results/figures")
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """The report's figures lie outside docs/."""
+    for figure in sorted(FIGURES.glob("*.png")):
+        content = figure.read_bytes()
+        files.append(File.generated(config, f"figures/{figure.name}", content=content))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """`<!-- help: train -->` becomes what `capsroute train --help` prints."""
+    """`<!-- help: train -->` becomes what `capsroute train --help` prints.
+
+    RESULTS.md, which the results page includes, links to files of the repository: its figures come
+    along, its evidence is named only.
+    """
+    if page.file.src_uri == "results.md":
+        markdown = Path("RESULTS.md").read_text()
+        markdown = markdown.replace(f"]({FIGURES}/", "](figures/")
+        markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|figures/)[^)]+\)", r"`\1`", markdown)
+        return f"---\nhide: [toc]\n---\n\n{markdown}"
     return re.sub(r"<!-- help: ([\w-]*) -->", lambda match: _help(match[1]), markdown)
 
 

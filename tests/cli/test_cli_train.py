@@ -121,6 +121,22 @@ def test_a_folder_gets_a_preset_of_its_own_and_ends_with_what_to_do_next(train, 
     assert config["data"]["padding"] == planned.data.padding
 
 
+def test_a_folder_is_one_with_or_without_a_slash(train, images, tmp_path):
+    out = tmp_path / "my run"
+    arguments = ("--steps", 1, "--out", out)
+    status, told, _ = train("--data", images, *arguments)
+    assert status == 0 and f"capsroute predict '{out}' IMAGE" in told
+    status, told, _ = train("--data", f"{images}/", *arguments)
+    assert status == 0 and "is finished" in told
+
+
+def test_a_cnn_is_not_recommended_to_be_explained(train, images):
+    status, out, _ = train(
+        "--data", images, "--steps", 1, "--model", "resnet18_cifar10", "--out", "cnn"
+    )
+    assert status == 0 and "capsroute predict cnn" in out and "capsroute explain" not in out
+
+
 def test_shipped_weights_are_a_start_with_new_class_capsules(train, tmp_path):
     folder = tmp_path / "images"
     for label in ("cat", "dog"):

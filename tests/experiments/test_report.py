@@ -231,6 +231,10 @@ def repeat_lines(path):
         ("inverted_simple_cifar10_r2 test_accuracy_best std -->0.1", "no such results"),
         ("cnn_cifar10 test_accuracy_last mean -->87.1", "no such results"),
         ("inverted_resnet_cifar10_r2 accuracy mean -->94.5", "no field `accuracy`"),
+        ("others/maps.r2 a.b percent -->79.7", None),
+        ("others/maps.r2 a.b percent -->79", "80 in the results, 79"),
+        ("others/maps.r2 a.c percent -->79", "no such number"),
+        ("others/nothing a.b percent -->79", "no such number"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->soon", "a marker must be"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last median -->94.5", "a marker must be"),
     ],
@@ -238,15 +242,24 @@ def repeat_lines(path):
 def test_numbers_in_a_page(results, tmp_path, text, problem):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\nWe get <!-- results: {text} on one H200.\n")
-    found = check_numbers(page, read_all(results))
+    (results / "others").mkdir()
+    (results / "others" / "maps.r2.json").write_text('{"a": {"b": 0.7967}}')
+    found = check_numbers(page, read_all(results), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]
+
+
+def test_evidence_of_a_changed_tree_is_none(results):
+    path = results / "inverted_simple_cifar10_r2" / "seed0" / "summary.json"
+    path.write_text(path.read_text().replace('"dirty": false', '"dirty": true'))
+    problems = check(results, results.parent, results.parent / TIMINGS)
+    assert any("made from a changed tree" in problem for problem in problems)
 
 
 def test_a_marker_in_backticks_is_an_example(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Write `<!-- results: cnn_cifar10 test_accuracy_last mean -->87.1`.")
-    assert check_numbers(page, read_all(results)) == []
+    assert check_numbers(page, read_all(results), results) == []
 
 
 def test_what_is_committed_is_traced():

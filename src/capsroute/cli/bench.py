@@ -131,11 +131,11 @@ def _summary(row: Row) -> str:
 def _print_table(rows: dict[Case, Row]) -> None:
     where = next(iter(rows.values())).where["device"]
     table = Table(title=f"Medians of one run on {where}", title_justify="left")
-    table.add_column("model", no_wrap=True)
+    table.add_column("model", overflow="fold")
     for heading in ("mode", "batch"):
-        table.add_column(heading)
-    for heading in ("ms", "images/s", "peak MiB", "× backbone", "× faster than reference"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("ms", "images/s", "MiB", "÷ backbone", "reference ÷"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for case, row in rows.items():
         peak = row.timing.peak_mib
         table.add_row(
@@ -148,7 +148,9 @@ def _print_table(rows: dict[Case, Row]) -> None:
             _ratio(row, rows.get(case.backbone)),
             _ratio(rows.get(case.reference), row) if case.impl != "reference" else "",
         )
-    Console().print(table)
+    # numbers are never cut: a pipe, or a narrow terminal, gets longer lines
+    Console(width=max(Console().width, 120)).print(table)
+    print("÷ backbone: how many times as long; reference ÷: how many times as fast")
 
 
 def _ratio(row: Row | None, base: Row | None) -> str:

@@ -91,6 +91,11 @@ def main(arguments: list[str]) -> None:
 def _check(options: Options) -> None:
     if not options.names and not options.list:
         raise UsageError("which experiments? Name some ('*' is all of them), or look at --list")
+    if not options.seeds:
+        raise UsageError("`--seeds` must name one at least, got none")
+    for name in ("local", "partition", "gpus", "minutes", "sbatch"):
+        if not options.slurm and getattr(options, name) != getattr(Options, name):
+            raise UsageError(f"`--{name}` must be given with `--slurm`, got it alone")
     if any(seed < 0 for seed in options.seeds):
         raise UsageError(f"`--seeds` must not be negative, got {min(options.seeds)}")
     if options.budget_minutes is not None and options.budget_minutes <= 0:

@@ -17,7 +17,8 @@ from capsroute.cli.parsing import UsageError, parse
 from capsroute.cli.progress import make_reporter
 from capsroute.data import list_datasets
 from capsroute.experiments import DEFAULT, list_presets, preset
-from capsroute.models.registry import nearest
+from capsroute.models.base import CapsuleClassifier
+from capsroute.models.registry import model_info, nearest
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
@@ -40,7 +41,7 @@ class Options:
 def main(arguments: list[str]) -> None:
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
-    config = _named(_with_model(options.config, rest), name)
+    config = _named(_with_model(_with_folder(options.config), rest), name)
     out = options.out or Path("runs") / config.experiment
     reporter = make_reporter()
     first = int(os.environ.get("RANK", "0")) == 0
@@ -62,7 +63,14 @@ def main(arguments: list[str]) -> None:
         ) from None
     if summary:  # the first process's
         _print_summary(summary, out)
-        print(f"next: capsroute predict {out} IMAGE…   capsroute explain {out} IMAGE")
+        print(_next_commands(config, out))
+
+
+def _next_commands(config: Config, out: Path) -> str:
+    commands = ["predict"]
+    if issubclass(model_info(config.model.model).family, CapsuleClassifier):
+        commands.append("explain")
+    return "next: " + "   ".join(f"capsroute {c} {shlex.quote(str(out))} IMAGE" for c in commands)
 
 
 def _resume_command(arguments: list[str]) -> str:
@@ -88,6 +96,13 @@ def _folder_given(arguments: list[str]) -> bool:
     given = [value for option, value in pairwise(arguments) if option == "--data"]
     given += [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
     return any(name not in list_datasets() and Path(name).expanduser().is_dir() for name in given)
+
+
+def _with_folder(config: Config) -> Config:
+    """`images` and `images/` are one folder, and one run."""
+    if config.data.data in list_datasets():
+        return config
+    return replace(config, data=replace(config.data, data=str(Path(config.data.data))))
 
 
 def _with_model(config: Config, arguments: list[str]) -> Config:
@@ -136,7 +151,7 @@ def _description(name: str) -> str:
     lines += ["  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data"]
     lines += [
         "  capsroute train --data ./my_images",
-        "  capsroute train --data ./my_images --pretrained inverted_resnet_cifar10",
+        "  capsroute train --data ./my_images --pretrained inverted_small_multimnist",
     ]
     lines += ["  torchrun --nproc-per-node 2 -m capsroute train", "", "Presets:"]
     width = max(map(len, list_presets()))

@@ -1,5 +1,6 @@
 """Can every committed number be traced? Each problem is one line; no lines, no problems."""
 
+import json
 import re
 from pathlib import Path
 
@@ -29,10 +30,13 @@ MEASURED = {
 """Fields of a summary, and those of the last line of metrics that they repeat."""
 
 MARKER = re.compile(
-    r"<!-- results: (?P<name>(?P<experiment>\S+) (?P<field>\w+) (?P<statistic>mean|std|n|seed\d+))"
-    r" -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?)"
+    r"<!-- results: (?P<name>(?P<experiment>\S+) (?P<field>[\w.]+) "
+    r"(?P<statistic>mean|std|n|seed\d+|percent)) -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?)"
 )
-"""Before a number in a page: which result it is, and of which seeds."""
+"""Before a number in a page: which result it is, and of which seeds.
+
+`FOLDER/FILE a.b percent` is a hundred times a number of another file of results/.
+"""
 EXAMPLE = "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`"
 
 
@@ -44,7 +48,7 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     evidence = read_all(results)
     return [
         *_check_report(evidence, results, root, timings),
-        *(line for page in _pages(root) for line in check_numbers(page, evidence)),
+        *(line for page in _pages(root) for line in check_numbers(page, evidence, results)),
     ]
 
 
@@ -70,6 +74,8 @@ def _check_names(result: Result) -> list[str]:
     problems = [f"`{name}` is unknown" for name in NAMED if summary.get(name) is None]
     if result.experiment not in list_experiments():
         problems.append(f"no preset is called {result.experiment}, so nobody can run it again")
+    if summary.get("dirty"):
+        problems.append("it was made from a changed tree (`dirty`), so nobody can run it again")
     if not re.fullmatch(r"[0-9a-f]{40}", str(summary.get("commit"))):
         problems.append(f"`commit` must be 40 hex digits, got {summary.get('commit')!r}")
     for name, folder, written in (
@@ -130,7 +136,7 @@ def _pages(root: Path) -> list[Path]:
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def check_numbers(page: Path, evidence: Evidence) -> list[str]:
+def check_numbers(page: Path, evidence: Evidence, results: Path) -> list[str]:
     """Numbers after a marker are those of the results, rounded as they are written."""
     text = page.read_text()
     problems = []
@@ -139,12 +145,18 @@ def check_numbers(page: Path, evidence: Evidence) -> list[str]:
         if marker is None:
             line = text.count("\n", 0, start.start()) + 1
             problems.append(f"{page}, line {line}: a marker must be {EXAMPLE}")
-        elif problem := _misquoted(marker, evidence):
+        elif problem := _misquoted(marker, evidence, results):
             problems.append(f"{page}: {marker['name']}: {problem}")
     return problems
 
 
-def _misquoted(marker: re.Match[str], evidence: Evidence) -> str | None:
+def _misquoted(marker: re.Match[str], evidence: Evidence, results: Path) -> str | None:
+    if marker["statistic"] == "percent":
+        try:
+            share = _look_up(results / f"{marker['experiment']}.json", marker["field"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            return f"there is no such number ({error!r})"
+        return _rounded_otherwise(100 * share, marker["number"])
     runs = evidence.get(marker["experiment"], [])
     if marker["statistic"].startswith("seed"):
         runs = [run for run in runs if run.folder.name == marker["statistic"]]
@@ -156,7 +168,18 @@ def _misquoted(marker: re.Match[str], evidence: Evidence) -> str | None:
     value = getattr(over_seeds, statistic, None)
     if value is None:
         return "there are no such results"
-    written = marker["number"].replace(",", "")
+    return _rounded_otherwise(value, marker["number"])
+
+
+def _look_up(path: Path, field: str) -> float:
+    value = json.loads(path.read_text())
+    for key in field.split("."):
+        value = value[key]
+    return value
+
+
+def _rounded_otherwise(value: float, number: str) -> str | None:
+    written = number.replace(",", "")
     decimals = len(written.partition(".")[2])
     if f"{value:.{decimals}f}" != written:
         return f"{value:.{decimals}f} in the results, {written} in the text"

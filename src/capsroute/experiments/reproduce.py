@@ -18,7 +18,7 @@ from capsroute.files import write_whole
 from capsroute.models.registry import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import Config
+from capsroute.train.config import Config, read_json
 from capsroute.train.distributed import choose_device
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.metrics import MetricsFile
@@ -54,6 +54,7 @@ class Job:
 
     def status(self) -> Status:
         if (self.evidence / "summary.json").is_file():
+            read_json(self.evidence / "summary.json")  # or raise: broken evidence is not done
             return "done"
         if (self.evidence / DIVERGED).is_file():
             return "diverged"

@@ -74,7 +74,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """(commit, whether the tree departs from it) of this package's checkout, if it is one."""
+    """(commit, whether the package departs from it) of this package's checkout, if it is one."""
     given = os.environ.get("CAPSROUTE_COMMIT")
     if given:
         return given, None
@@ -82,7 +82,9 @@ def _git() -> tuple[str | None, bool | None]:
     try:
         # an installed package may lie inside somebody else's repository, which tracks none of it
         _run_git(here, "ls-files", "--error-unmatch", Path(__file__).name)
-        return _run_git(here, "rev-parse", "HEAD"), bool(_run_git(here, "status", "--porcelain"))
+        # what lies beside the package, such as a run's results, does not change what it computes
+        changed = _run_git(here, "status", "--porcelain", "--", str(here.parent))
+        return _run_git(here, "rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return None, None
 
