@@ -183,7 +183,16 @@ def measure(model: str, clients: int, seconds: float, rounds: int) -> dict[str, 
         "cores": os.cpu_count(),
         **report,
         "ratio": round(speeds[0] / speeds[1], 2),
+        **_where(),
     }
+
+
+def _where() -> dict[str, Any]:
+    import torch  # late: the clients' processes import this file too
+
+    from capsroute.train.provenance import device_name, versions
+
+    return {"device": device_name(torch.device("cpu")), **versions()}
 
 
 def main() -> None:

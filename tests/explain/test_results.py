@@ -21,7 +21,8 @@ def test_each_file_says_where_it_came_from(split):
     for iterations, result in zip((1, 2, 4), results(split), strict=True):
         assert (result["iterations"], result["images"]) == (iterations, 1000)
         assert result["split"] == split and "--separation 1000" in result["command"]
-        assert result["weights_sha256"] and result["commit"]
+        assert result["weights_sha256"] and len(result["commit"]) == 40
+        assert result["dirty"] is False
         assert set(ROUTING_MAPS) <= set(result["maps"])
 
 

@@ -49,13 +49,13 @@ class Options:
     impl: Literal["auto", "triton", "tiled"] = "auto"
     """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
     backbone: bool = True
-    """Time the ResNet backbone alone too, with average pooling and a linear layer."""
+    """Whether the ResNet backbone alone is timed too, with average pooling and a linear layer."""
     reference: bool = False
     """Time `impl="reference"` too, which holds every vote; it may not fit."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 50
     """Calls that are timed."""
     compile: bool = True
-    """Compile the models with torch.compile."""
+    """Whether models are compiled with torch.compile."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     out: Annotated[Path | None, optional("FILE.csv")] = None

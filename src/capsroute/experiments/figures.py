@@ -142,6 +142,8 @@ def settling(models: Mapping[str, Mapping[str, Any]]) -> Any:
     accuracy.set(ylabel="test accuracy, %")
     for axis in (moved, accuracy):
         axis.set(xlabel="iteration t", xscale="log")
+        axis.set_xticks([1, 2, 5, 10, 20, 50], labels=["1", "2", "5", "10", "20", "50"])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     _legend(figure, known)
     return figure
