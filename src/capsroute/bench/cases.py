@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -136,7 +136,7 @@ def _training(
     case: Case, model: ImageClassifier, wrapped: nn.Module, device: torch.device, runtime: Runtime
 ) -> Callable[[], None]:
     config = Config(dtype=case.dtype, batch_size=case.batch)
-    train_step = TrainStep(wrapped, model, config, world=1)
+    train_step = TrainStep(wrapped, model, config, 1, partial(compiled, runtime=runtime))
     batches = _batches(model_info(case.model).dataset, case.batch, device)
     render = compiled(batches.render, runtime)
     steps = CapturedSteps(

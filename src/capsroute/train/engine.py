@@ -2,6 +2,7 @@
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,12 @@ class _Run:
         self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
         wrapped = wrap(self.model, job, runtime, config)
-        self.train_step = TrainStep(wrapped, self.model, config, job.world)
+        compile_part = partial(compiled, runtime=runtime)
+        self.train_step = TrainStep(wrapped, self.model, config, job.world, compile_part)
         self.graphs, self.captured = None, None
         if (note := capture_note(self.batches.split, job, runtime)) is None:
             self.graphs = Graphs(job.device)
-            render = compiled(self.batches.render, runtime)
+            render = compile_part(self.batches.render)
             self.captured = CapturedSteps(
                 self.graphs, self.batches, render, self.train_step, self.moment, self.steps
             )

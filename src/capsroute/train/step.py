@@ -111,11 +111,23 @@ class WeightAverage:
 
 
 class TrainStep:
-    """Runs training steps on a model; `bare` is the module under DDP and compilation."""
+    """Runs training steps on a model; `bare` is the module under DDP and compilation.
 
-    def __init__(self, model: nn.Module, bare: ImageClassifier, config: Config, world: int) -> None:
+    `compile` makes of a function what steps call: the loss and the counting are many kernels for
+    a handful of numbers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bare: ImageClassifier,
+        config: Config,
+        world: int,
+        compile: Callable[[Any], Any] = lambda function: function,
+    ) -> None:
         self.model, self.bare, self.config, self.world = model, bare, config, world
         self.loss = choose_loss(config.optim, bare)
+        self._loss_of_step, self._count = compile(self.loss), compile(self._count_plainly)
         self.optimizer = make_optimizer(config.optim, bare)
         decay = config.optim.ema
         self.average = WeightAverage(bare, decay) if decay else None
@@ -127,19 +139,19 @@ class TrainStep:
     def __call__(self, images: Tensor, targets: Tensor, share: float, now: Moment) -> None:
         """`share` is this process's part of the global batch."""
         self._set_learning_rate(now.lr)
+        # as tensors, or a compiler would take every step's numbers for constants
+        epoch, step = torch.as_tensor(now.epoch), torch.as_tensor(now.step)
         self.optimizer.zero_grad(set_to_none=True)
         pieces = min(self.config.optim.accumulate, len(images))
         parts = list(zip(images.chunk(pieces), targets.chunk(pieces), strict=True))
         for index, (piece, wanted) in enumerate(parts):
             with self._last_piece(index == len(parts) - 1):
                 scores = self._scores(piece)
-                loss = self.loss(scores, wanted, now.epoch)
+                loss = self._loss_of_step(scores, wanted, epoch)
                 # DDP averages over processes; the loss is a mean over the whole batch
                 weight = share * self.world * len(piece) / len(images)
                 (loss * weight).backward()
-            count = len(piece) if share > 0 else 0
-            self.totals.add(loss, correct(self.bare, scores.detach(), wanted) * (share > 0), count)
-            self._remember_if_bad(loss, now.step)
+            self._count(loss.detach(), scores.detach(), wanted, step, share > 0)
         if self.config.optim.clip:
             nn.utils.clip_grad_norm_(self.bare.parameters(), self.config.optim.clip)
         self.optimizer.step()
@@ -163,8 +175,13 @@ class TrainStep:
         no_sync = getattr(self.model, "no_sync", None)
         return nullcontext() if last or no_sync is None else no_sync()
 
-    def _remember_if_bad(self, loss: Tensor, step: Number) -> None:
-        bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
+    def _count_plainly(
+        self, loss: Tensor, scores: Tensor, targets: Tensor, step: Tensor, ours: bool
+    ) -> None:
+        """Add to the totals, if the images are `ours`; remember the first step that went wrong."""
+        if ours:
+            self.totals.add(loss, correct(self.bare, scores, targets), len(scores))
+        bad = ~torch.isfinite(loss) & (self.first_bad_step < 0)
         self.first_bad_step.copy_(torch.where(bad, step, self.first_bad_step))
 
     def tallies(self) -> Tensor:
