@@ -1,6 +1,18 @@
 """Capsule networks with inverted dot-product attention routing, and the routings before it."""
 
-from capsroute.models import create_model, list_models
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capsroute.models import create_model, list_models
 
 __all__ = ["create_model", "list_models"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """PyTorch takes a second to import: `capsroute --help` and Ctrl-C need not wait for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from capsroute import models
+
+    return getattr(models, name)

@@ -21,9 +21,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from capsroute.data.image_folder import to_mode
+from capsroute.devices import choose_device
 from capsroute.models.base import ImageClassifier
+from capsroute.models.pretrained import list_pretrained, pretrained_path
+from capsroute.models.registry import list_models
 from capsroute.models.weights import load_model
-from capsroute.train.distributed import choose_device
 
 EXPORTED = (".onnx", ".pt2")
 THRESHOLD = 0.5  # of a multi-label answer, as in training and evaluation
@@ -217,10 +219,8 @@ def _find_checkpoint(source: str | Path, iterations: int | None) -> Path:
         return checkpoint
     if path.is_file():
         return path
-    from capsroute.models.pretrained import list_pretrained, pretrained_path
-
     names: list[str] = list_pretrained()
-    if str(source) in names:
+    if str(source) in [*names, *list_models()]:  # which says so where no weights ship
         return pretrained_path(str(source), iterations)
     raise ValueError(_nothing_there(str(source), path, names))
 

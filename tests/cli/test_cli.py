@@ -72,3 +72,39 @@ def test_a_terminal_without_utf8_gets_the_same_line(tmp_path):
 def test_debug_adds_the_traceback(run):
     status, _, err = run("modles", "--debug")
     assert status == 2 and "Traceback" in err
+
+
+COMMAND = f"{sys.executable} -m capsroute"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_do_not_wait_for_pytorch(option):
+    code = f"import sys, capsroute.cli as c; c.main([{option!r}]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+def test_an_interrupt_while_pytorch_loads_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "capsroute", "models"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", ["reproduce --list", "models", "--help"])
+def test_a_reader_that_goes_away_is_no_mistake(arguments):
+    command = ["bash", "-c", f"{COMMAND} {arguments} | true; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"), [(">&-", "stdout is closed"), (">/dev/full", "No space left on device")]
+)
+def test_an_output_that_takes_nothing_is_one_line(where, message):
+    done = subprocess.run(
+        f"{COMMAND} --help {where}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr

@@ -45,7 +45,7 @@ def test_out(run, tmp_path):
         (("runs/mine", "--pretrained", SMALL), "expected either"),
         (("--pretrained", "inverted_resnet_cifar100"), f"they ship for {SMALL}"),
         (("--pretrained", "inverted_smal"), f"did you mean '{SMALL}'?"),
-        (("--pretrained", SMALL, "--iterations", "3"), "`iterations` must be one of 1, 2, 4"),
+        (("--pretrained", SMALL, "--iterations", "3"), "`--iterations` must be one of 1, 2, 4"),
         ((SMALL,), f"did you mean `--pretrained {SMALL}`?"),
     ],
 )

@@ -65,11 +65,12 @@ def test_separation(run, digits, tmp_path):
     ("arguments", "message"),
     [
         ([], "`IMAGE` must be given"),
-        (["gone.png"], "gone.png: no such image"),
-        (["broken.png"], "broken.png is not an image that can be read"),
+        (["gone.png"], "gone.png: no such file"),
+        (["."], ".: a folder, not an image"),
+        (["broken.png"], "broken.png: not an image of a kind that is read here (PNG, "),
         (["broken.png", "--map", "field"], "did you mean 'fields'?"),
         (["broken.png", "--separation", "3"], "must not be given with an IMAGE"),
-        (["--separation", "0"], "`count` must be at least 1"),
+        (["--separation", "0"], "`--separation` must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(run, digits, tmp_path, arguments, message):
@@ -77,6 +78,16 @@ def test_mistakes_are_one_line(run, digits, tmp_path, arguments, message):
     status, _, err = run("explain", digits, *arguments)
     assert status == 2 and err.count("\n") == 1
     assert err.startswith("error: ") and message in err
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("gone/x.json", "in a folder that exists"), (".", "`--out` must be a file")],
+)
+def test_where_the_separation_goes_is_checked_first(run, digits, monkeypatch, out, message):
+    monkeypatch.setattr("capsroute.cli.explain.two_digit_images", None)  # no work is begun
+    status, _, err = run("explain", digits, "--separation", "5", "--out", out)
+    assert status == 2 and message in err and err.count("\n") == 1
 
 
 def test_an_unknown_class_gets_the_nearest(run, tmp_path):

@@ -20,18 +20,20 @@ def checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("to", "name"),
     [
-        pytest.param("torch-export", "inverted_small_multimnist.pt2", marks=pytest.mark.slow),
-        pytest.param("onnx", "inverted_small_multimnist.onnx", marks=pytest.mark.slow),
-        ("safetensors", "inverted_small_multimnist.safetensors"),
+        pytest.param("torch-export", "mine.pt2", marks=pytest.mark.slow),
+        pytest.param("onnx", "mine.onnx", marks=pytest.mark.slow),
+        ("safetensors", "mine.safetensors"),
     ],
 )
 def test_the_file_can_be_predicted_with(run, checkpoint, tmp_path, to, name):
-    status, out, err = run("export", checkpoint, "--to", to)
+    folder = tmp_path / "taken_away"
+    folder.mkdir()
+    status, out, err = run("export", checkpoint, "--to", to, "--out", folder)
     assert (status, err) == (0, "")
-    assert f"wrote {name}" in out and "differ from the model's by at most" in out
+    assert f"wrote {folder / name}" in out and "differ from the model's by at most" in out
     images = torch.rand(3, 1, 20, 20)
     torch.testing.assert_close(
-        Predictor.load(tmp_path / name).probabilities(images),
+        Predictor.load(folder / name).probabilities(images),
         Predictor.load(checkpoint).probabilities(images),
         rtol=0,
         atol=1e-4,
@@ -39,9 +41,24 @@ def test_the_file_can_be_predicted_with(run, checkpoint, tmp_path, to, name):
 
 
 def test_iterations_are_fixed_by_the_export(run, checkpoint, tmp_path):
-    status, _, _ = run("export", checkpoint, "--to", "safetensors", "--iterations", 2)
+    arguments = ("--to", "safetensors", "--iterations", 2, "--out", "two.safetensors")
+    status, _, _ = run("export", checkpoint, *arguments)
     assert status == 0
-    assert Predictor.load(tmp_path / "inverted_small_multimnist.safetensors").iterations == 2
+    assert Predictor.load(tmp_path / "two.safetensors").iterations == 2
+
+
+def test_a_run_gives_the_file_its_name_and_a_file_that_was_there_is_told(run, checkpoint, tmp_path):
+    (tmp_path / "runs" / "pets").mkdir(parents=True)
+    inside = checkpoint.rename(tmp_path / "runs" / "pets" / "model.safetensors")
+    assert "wrote pets.safetensors" in run("export", "runs/pets", "--to", "safetensors")[1]
+    assert "replaced pets.safetensors" in run("export", inside, "--to", "safetensors")[1]
+
+
+def test_a_model_is_not_written_over_itself(run, checkpoint):
+    before = checkpoint.read_bytes()
+    status, _, err = run("export", checkpoint, "--to", "safetensors", "--iterations", 2)
+    assert status == 2 and "`--out` must be another file than MODEL's own" in err
+    assert checkpoint.read_bytes() == before
 
 
 def test_a_failed_check_leaves_no_file(run, checkpoint, tmp_path, monkeypatch):
@@ -57,7 +74,10 @@ def test_a_failed_check_leaves_no_file(run, checkpoint, tmp_path, monkeypatch):
     [
         (["--to", "onnx", "--out", "model.pt2"], "`--out` must end in .onnx"),
         (["--to", "onnx", "--out", "nowhere/model.onnx"], "in a folder that exists"),
-        (["--to", "safetensors", "--batch", "4"], "goes with a graph only"),
+        (
+            ["--to", "safetensors", "--batch", "4", "--out", "x.safetensors"],
+            "goes with a graph only",
+        ),
         (["--to", "tflite"], "tflite"),
         ([], "--to"),
     ],

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -103,6 +106,40 @@ def test_csv(run, model, photos):
         assert float(row["probability_2"]) == pytest.approx(answer.ranked[1][1], abs=1e-5)
 
 
+def test_csv_has_no_more_columns_than_classes(run, model, photos):
+    status, out, _ = run("predict", model, photos, "--csv", "--top-k", 12)
+    assert status == 0 and {len(row) for row in csv.reader(io.StringIO(out))} == {2 + 2 * 3}
+
+
+def test_pictures_that_are_too_large_are_told_in_a_line(run, model, photos, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # a warning beyond it, an error at twice
+    status, out, err = run("predict", model, photos, "--json")
+    assert status == 1 and len(records(out)) == 3  # two of them a warning of Pillow's
+    expected = "b.JPG: too many pixels; at most 2,000 are read\n1 image of 4 could not be read\n"
+    assert err == f"{photos}/{expected}"
+
+
+def mortal():
+    """What makes a command heed permissions, which root does not."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root may read everything, and setpriv is missing")
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
+
+
+def test_what_may_not_be_read_is_named_and_the_others_go_on(model, photos):
+    (photos / "a.png").chmod(0)
+    (photos / "deep").chmod(0)
+    command = [*mortal(), sys.executable, "-m", "capsroute", "predict", "--json"]
+    arguments = [model, photos, photos / "deep" / "d.gif"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    (photos / "deep").chmod(0o755)
+    assert done.returncode == 1 and len(records(done.stdout)) == 2
+    for name in ("a.png", "deep", "deep/d.gif"):
+        assert f"{photos / name}: no permission to read it\n" in done.stderr
+
+
 def test_broken_files_are_named_and_the_others_go_on(run, model, photos):
     whole = (photos / "b.JPG").read_bytes()
     (photos / "cut.jpg").write_bytes(whole[: len(whole) // 2])
@@ -168,13 +205,28 @@ def test_a_white_ground_is_remarked_on(run, tmp_path):
         (["x.png", "--top-k", "0"], "`--top-k` must be at least 1"),
         (["x.png", "--json", "--csv"], "`--json` must not be given with `--csv`"),
         (["empty"], "holds no image"),
+        (["--from-list", "binary"], "got binary: it is not text"),
+        (["--from-list", "gone"], "got gone: No such file"),
+        (
+            ["x.png", "--iterations", "x"],
+            "Error parsing --iterations: expected an integer, got 'x'",
+        ),
+        (["x.png", "--device", "tpu"], "`--device` must be auto, cpu or cuda, got 'tpu'"),
     ],
 )
 def test_mistakes_are_one_line(run, model, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     status, out, err = run("predict", model, *arguments)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith("error: ") and message in err
+
+
+def test_what_is_no_model_is_called_by_what_was_typed(run, photos):
+    status, _, err = run("predict", photos / "a.png", photos / "a.png")
+    assert status == 2 and err.startswith("error: `MODEL` must be a whole safetensors file, got ")
+    status, _, err = run("predict", "inverted_resnet_cifar10", photos / "a.png")
+    assert status == 2 and "no weights ship for 'inverted_resnet_cifar10'; they ship for " in err
 
 
 def test_help_has_an_example(run):

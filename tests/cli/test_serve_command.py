@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import capsroute
+from capsroute.extras import install_hint
 from capsroute.models.weights import save_model
 
 
@@ -63,9 +64,12 @@ def test_help_has_an_example(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--port", "70000"), "`port` must be between 0 and 65535, got 70000"),
-        (("--max-batch", "0"), "`max_batch` must be at least 1, got 0"),
-        (("--timeout", "0"), "`seconds` must be above 0, got 0"),
+        (("--port", "70000"), "`--port` must be between 0 and 65535, got 70000"),
+        (("--max-batch", "0"), "`--max-batch` must be at least 1, got 0"),
+        (("--queue", "0"), "`--queue` must be at least 1, got 0"),
+        (("--timeout", "-1"), "`--timeout` must be above 0, got -1"),
+        (("--max-wait", "-1"), "`--max-wait` must be 0 milliseconds or more, got -1"),
+        (("--max-upload", "inf"), "`--max-upload` must be a number of MiB above 0, got inf"),
         (("--threads", "0"), "`--threads` must be at least 1, got 0"),
         (("--host", "no such host"), "cannot listen on no such host port 8000"),
         (("--prot", "1"), "did you mean --port?"),
@@ -95,7 +99,7 @@ def test_without_the_extra(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     status, _, err = run("serve", "anything")
     assert status == 2
-    assert 'needs fastapi: pip install "capsroute[serve]"' in err
+    assert f"needs fastapi: {install_hint('serve')}" in err
 
 
 def test_beyond_loopback_there_is_a_warning(run, checkpoint, monkeypatch):

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,20 @@ def test_strict_makes_a_broken_file_an_error(pets):
     break_two(pets)
     with pytest.raises(DataError, match=r"0.png: .*2 broken in all"):
         load_image_folder(pets, strict=True)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(pets, monkeypatch):
+    scan = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    (pets / "dog" / "locked").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"dog/locked: no permission to read it"):
+        load_image_folder(pets)
 
 
 def test_a_class_of_broken_files_only(pets):

@@ -1,6 +1,8 @@
 """Exported files: they agree with the model, carry what they need, or are not there."""
 
 import json
+import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.export import FORMATS, export_model, files, graph, load_exported
+from capsroute.extras import install_hint
 from capsroute.inference import Predictor
 from capsroute.models.weights import load_model
 
@@ -155,7 +158,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
 
 def test_without_onnx_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'capsroute\[export\]'"):
+    with pytest.raises(ValueError, match=re.escape(install_hint("export"))):
         graph.check_installed("onnx")
 
 
@@ -164,3 +167,11 @@ def test_broken_files_are_one_line(tmp_path, name):
     (tmp_path / name).write_bytes(b"not a model")
     with pytest.raises(ValueError, match="must be a whole file of `capsroute export`"):
         Predictor.load(tmp_path / name)
+
+
+def test_an_archive_without_a_program_is_one_line_and_no_log(tmp_path, capfd):
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        archive.writestr("file", "text")
+    with pytest.raises(ValueError, match=r"other\.pt2 must be a whole file .*: PyTorch finds no"):
+        load_exported(tmp_path / "other.pt2")
+    assert capfd.readouterr() == ("", "")

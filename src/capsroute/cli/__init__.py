@@ -1,17 +1,20 @@
 """The command line: parse, call, print. Nothing below this package prints or parses arguments.
 
-One module a command, imported when the command is run.
+One module a command, imported when the command is run. This one imports nothing heavy: help is
+there at once, and Ctrl-C is caught while PyTorch loads.
 """
 
 import importlib
 import io
+import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 import capsroute
-from capsroute.cli.parsing import UsageError, one_line
-from capsroute.models.registry import nearest
+from capsroute.cli.errors import UsageError, one_line
+from capsroute.nearest import nearest
 
 COMMANDS = {
     "train": "Train a model; alone, the default preset on data inside the package.",
@@ -34,22 +37,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without × or – gets a ? instead
-            stream.reconfigure(errors="replace")
     try:
+        _prepare_streams()
+        # whatever of Pillow's concerns a user is said in a line of ours
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         _dispatch(arguments)
+        sys.stdout.flush()  # while what goes wrong with it can still be told
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # `capsroute models | head`
-        sys.stderr.close()
         sys.exit(0)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich makes a 1 of it
+            sys.exit(0)
+        raise
     except (ValueError, TypeError, OSError) as error:
         if debug:
             traceback.print_exc()
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        _drop_what_nobody_takes()
+
+
+def _prepare_streams() -> None:
+    """A terminal without × or – gets a ? instead; `2>&-` is nowhere, `>&-` an error."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (until the process ends)
+    if sys.stdout is None:
+        raise OSError("stdout is closed, there is nowhere to print to; /dev/null takes everything")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_what_nobody_takes() -> None:
+    """Python would try to print it once more at exit, and end with a traceback of its own."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> None:

@@ -37,7 +37,7 @@ from capsroute.data import (
 from capsroute.data.cifar import find
 from capsroute.data.download import IN_THE_PACKAGE, mnist_folder
 from capsroute.data.mnist import find_idx
-from capsroute.models.registry import nearest
+from capsroute.nearest import nearest
 
 OVERVIEW = """\
 usage: capsroute data COMMAND [OPTIONS]

@@ -16,9 +16,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from capsroute.cli.data import FLAGS, optional, report_skipped
+from capsroute.cli.errors import as_typed
+from capsroute.cli.outputs import folder_to_write_to
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.data import Dataset, MissingDataError, Split, list_datasets, load_dataset
 from capsroute.data.mnist import find_idx
+from capsroute.devices import choose_device
 from capsroute.files import write_whole
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
@@ -26,7 +29,6 @@ from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.weights import load_model
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config
-from capsroute.train.distributed import choose_device
 from capsroute.train.evaluation import (
     NOTHING,
     Evaluation,
@@ -98,7 +100,7 @@ def main(arguments: list[str]) -> None:
     _check_shift(options.shift, model)
     split = _choose_split(dataset, options.split)
     beside = checkpoint.parent if options.pretrained is None else Path("runs") / checkpoint.stem
-    out = _out_folder(options.out or beside)
+    out = folder_to_write_to(options.out or beside)
     dtype = options.dtype or (config.dtype if config else "float32")
     about = {
         "checkpoint": str(checkpoint),
@@ -156,7 +158,8 @@ def _source(options: Options) -> tuple[Path, Config | None]:
     if options.run_or_checkpoint is not None:
         return _find(options.run_or_checkpoint)
     assert options.pretrained is not None
-    return pretrained_path(options.pretrained, options.iterations), None
+    with as_typed(iterations="--iterations"):
+        return pretrained_path(options.pretrained, options.iterations), None
 
 
 def _find(path: Path) -> tuple[Path, Config | None]:
@@ -182,7 +185,8 @@ def _find(path: Path) -> tuple[Path, Config | None]:
 
 def _load_model(checkpoint: Path, iterations: int | None) -> ImageClassifier:
     changes = {} if iterations is None else {"iterations": iterations}
-    return load_model(checkpoint, **changes)
+    with as_typed(path="RUN_OR_CHECKPOINT", iterations="--iterations"):
+        return load_model(checkpoint, **changes)
 
 
 def _load_data(
@@ -269,14 +273,6 @@ def _choose_split(dataset: Dataset, name: str) -> Split:
     return finite(split)
 
 
-def _out_folder(path: Path) -> Path:
-    path = path.expanduser()
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"`--out` must be a folder, got {path}: it is a file")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """On stderr, so that stdout holds results alone; nothing where that is not a terminal."""
@@ -290,7 +286,9 @@ def _bar() -> Iterator[Progress]:
 def _measure(
     model: ImageClassifier, split: Split, options: Options, dtype: str, crop: int | None
 ) -> tuple[Evaluation, list[Point]]:
-    size, device = options.batch_size, choose_device(options.device)
+    size = options.batch_size
+    with as_typed(device="--device"):
+        device = choose_device(options.device)
     settings: dict[str, Any] = {"batch_size": size, "device": device, "dtype": dtype, "crop": crop}
     with _bar() as bar:
         try:

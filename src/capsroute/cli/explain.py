@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor
 
 from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import UsageError, one_line, parse
+from capsroute.cli.errors import as_typed
+from capsroute.cli.inputs import STDIN, Broken, from_file, from_stdin, load_predictor, read_image
+from capsroute.cli.outputs import file_to_write, folder_to_write_to
+from capsroute.cli.parsing import UsageError, parse
 from capsroute.data.diverse_multimnist import CANVAS
-from capsroute.data.image_folder import FORMATS
 from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS, Explanation, draw_explanation, page
 from capsroute.explain import explain as explain_image
 from capsroute.explain.separation import Progress as Listener
@@ -28,8 +28,8 @@ from capsroute.explain.trace import check_explainable
 from capsroute.files import write_whole
 from capsroute.inference import Predictor
 from capsroute.models.base import CapsuleClassifier, ImageClassifier
-from capsroute.models.registry import nearest
 from capsroute.models.weights import read_metadata
+from capsroute.nearest import nearest
 from capsroute.train.provenance import device_name, versions
 
 
@@ -71,7 +71,7 @@ class Options:
 def main(arguments: list[str]) -> None:
     options = parse(Options, "explain", arguments, config=FLAGS)
     _check(options)
-    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
+    predictor = load_predictor(options.model, iterations=options.iterations, device=options.device)
     if predictor.model is None:
         raise UsageError(
             f"`MODEL` must be a model's weights, got {options.model}: "
@@ -96,17 +96,17 @@ def _check(options: Options) -> None:
 
 def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> None:
     assert options.image is not None  # checked
-    image = _read(predictor, options.image)
+    folder = folder_to_write_to(options.out or Path())
+    source = from_stdin() if options.image == STDIN else from_file(Path(options.image).expanduser())
+    image = read_image(predictor, source)
+    if isinstance(image, Broken):
+        raise UsageError(f"{source.name}: {image.reason}")
     remark = predictor.remark(image)
     if remark is not None:
-        print(f"{options.image}: {remark}", file=sys.stderr)
+        print(f"{source.name}: {remark}", file=sys.stderr)
     classes = [_class_index(name, predictor.class_names) for name in options.classes]
     explanation = explain_image(model, image, classes or None, map=options.map)
-    folder = Path() if options.out is None else options.out.expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"`--out` must be a folder, got {folder}: it is a file")
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = "stdin" if options.image == "-" else Path(options.image).stem
+    stem = Path(source.name).stem
     files = folder / f"{stem}.explained.png", folder / f"{stem}.explained.html"
     write_whole(files[0], draw_explanation(explanation, image))
     write_whole(files[1], page(explanation, image).encode())
@@ -115,19 +115,6 @@ def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> 
         return
     _print(explanation)
     print(f"wrote {files[0]}, {files[1]}")
-
-
-def _read(predictor: Predictor, name: str) -> Tensor:
-    path = Path(name).expanduser()
-    if name != "-" and not path.is_file():
-        raise UsageError(f"{name}: no such image")
-    try:
-        with Image.open(sys.stdin.buffer if name == "-" else path, formats=FORMATS) as image:
-            return predictor.prepare(image)
-    except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
-        raise UsageError(
-            f"{name} is not an image that can be read: {one_line(str(error))}"
-        ) from error
 
 
 def _class_index(name: str, names: list[str]) -> int:
@@ -161,11 +148,13 @@ def _measure(
             f"`--separation` needs a model of overlapping digits (1×{CANVAS}×{CANVAS}, 10 "
             f"classes), got {model.name}"
         )
-    pairs = two_digit_images(options.separation, split=options.split)
+    out = None if options.out is None else file_to_write(options.out)
+    with as_typed(count="--separation"):
+        pairs = two_digit_images(options.separation, split=options.split)
     with _bar() as listen:
         separations, right = measure_separation(model, pairs, listen)
     _print_separation(separations)
-    if options.out is None:
+    if out is None:
         return
     result = {
         "command": "capsroute explain " + shlex.join(arguments),
@@ -181,8 +170,8 @@ def _measure(
         "device": device_name(next(model.parameters()).device),
         **versions(),
     }
-    write_whole(options.out.expanduser(), (json.dumps(result, indent=1) + "\n").encode())
-    print(f"wrote {options.out}")
+    write_whole(out, (json.dumps(result, indent=1) + "\n").encode())
+    print(f"wrote {out}")
 
 
 def _digest(predictor: Predictor) -> str | None:

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 import tyro
 
 from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.errors import as_typed
+from capsroute.cli.inputs import load_predictor
+from capsroute.cli.outputs import file_to_write
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.export import FORMATS, export_model
-from capsroute.inference import Predictor
+from capsroute.train.checkpoint import RunFolder
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Options:
     to: Literal["onnx", "torch-export", "safetensors"]
     """ONNX (extra `export`), a torch.export program (.pt2), or the weights with their metadata."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """The file to write; the model's name with the format's ending unless given."""
+    """The file to write, or a folder for it; named after MODEL unless given. A file is replaced."""
     batch: Annotated[int | None, optional("N")] = None
     """Fix the number of images a call takes; any number unless given."""
     iterations: Annotated[int | None, optional("N")] = None
@@ -38,21 +41,36 @@ class Options:
 
 def main(arguments: list[str]) -> None:
     options = parse(Options, "export", arguments, config=FLAGS)
-    predictor = Predictor.load(options.model, iterations=options.iterations, device="cpu")
-    if predictor.model is None:
+    predictor = load_predictor(options.model, iterations=options.iterations, device="cpu")
+    if predictor.model is None or predictor.checkpoint is None:
         raise UsageError(f"`MODEL` must be a model's weights, got {options.model}: it is exported")
-    out = _out_file(options.out, predictor.name + FORMATS[options.to], FORMATS[options.to])
-    difference = export_model(predictor.model, options.to, out, batch=options.batch)
-    print(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    out = _out_file(options.out, default_name(options.model), FORMATS[options.to])
+    replaced = out.exists()
+    if replaced and out.samefile(predictor.checkpoint):
+        raise UsageError(f"`--out` must be another file than MODEL's own, got {out}")
+    with as_typed(batch="--batch"):
+        difference = export_model(predictor.model, options.to, out, batch=options.batch)
+    verb = "replaced" if replaced else "wrote"
+    print(f"{verb} {out} ({out.stat().st_size / 2**20:.1f} MiB)")
     print(f"its scores differ from the model's by at most {difference:.1e}")
 
 
-def _out_file(given: Path | None, default: str, suffix: str) -> Path:
-    out = Path(default) if given is None else given.expanduser()
+def default_name(model: str) -> str:
+    """Of a run its folder's name, of a checkpoint its own, of a pretrained model the model's."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    path = path.resolve()
+    if path.is_dir():
+        return path.name
+    of_a_run = path.name == RunFolder(path.parent).model.name
+    return path.parent.name if of_a_run else path.stem
+
+
+def _out_file(given: Path | None, name: str, suffix: str) -> Path:
+    out = Path() if given is None else given.expanduser()
     if out.is_dir():
-        return out / default
+        out /= name + suffix
     if out.suffix != suffix:
         raise UsageError(f"`--out` must end in {suffix}, got {out}")
-    if not out.parent.is_dir():
-        raise UsageError(f"`--out` must lie in a folder that exists, got {out}")
-    return out
+    return file_to_write(out)

@@ -12,7 +12,7 @@ from capsroute.cli.parsing import UsageError, parse
 from capsroute.models import model_info
 from capsroute.models.base import as_size
 from capsroute.models.describe import describe
-from capsroute.models.registry import nearest
+from capsroute.nearest import nearest
 
 
 @dataclass(frozen=True)

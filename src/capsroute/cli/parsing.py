@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 
 import tyro
 
+from capsroute.cli.errors import UsageError, one_line
+
 Parsed = TypeVar("Parsed")
-
-
-class UsageError(ValueError):
-    """A user's mistake on the command line: one line, exit status 2."""
 
 
 def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any) -> Parsed:
@@ -71,12 +69,12 @@ def _unboxed(text: str) -> str:
     suggestion = re.search(
         r"(?:Perhaps you meant|Similar arguments)[^-]*(--[\w.-]+)", " ".join(others)
     )
+    first = re.sub(  # an option that is None unless given: what the other type says is enough
+        r"no type matching .*? - <class '(?:int|float)'>: ", "", one_line(first)
+    )
+    first = first.replace(", 'None')", ")")
     first = re.sub(
         r"invalid literal for int\(\) with base 10: ", "expected an integer, got ", first
     )
     first = re.sub(r"could not convert string to float: ", "expected a number, got ", first)
     return one_line(first) + (f"; did you mean {suggestion[1]}?" if suggestion else "")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -2,8 +2,8 @@
 
 import csv
 import glob
-import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +14,25 @@ from typing import Annotated
 
 import torch
 import tyro
-from PIL import Image, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
 from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import UsageError, one_line, parse
-from capsroute.data.image_folder import FORMATS, SUFFIXES
+from capsroute.cli.inputs import (
+    STDIN,
+    Broken,
+    Source,
+    from_file,
+    from_stdin,
+    load_predictor,
+    read_image,
+)
+from capsroute.cli.parsing import UsageError, parse
+from capsroute.data.image_folder import SUFFIXES, images_below
 from capsroute.inference import Prediction, Predictor
 
-STDIN = "-"
 READERS = 8  # threads; Pillow decodes outside Python's lock
 
 
@@ -52,7 +59,7 @@ class Options:
     from_list: Annotated[str | None, optional("FILE")] = None
     """A file with a path a line, or - for stdin, beside or instead of IMAGES."""
     top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
-    """Classes to show with their probabilities."""
+    """Classes to show with their probabilities; all of them where there are fewer."""
     json: bool = False
     """One JSON object a line."""
     csv: bool = False
@@ -67,29 +74,15 @@ class Options:
     """auto, cpu or cuda."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """An image to be read, and what to call it."""
-
-    name: str
-    open: Callable[[], Image.Image]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Why a file could not be read."""
-
-    reason: str
-
-
 def main(arguments: list[str]) -> None:
     options = parse(Options, "predict", arguments, config=FLAGS)
     _check(options)
     sources = find_images(options.images, options.from_list)
-    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
-    write, finish = _writer(options)
+    predictor = load_predictor(options.model, iterations=options.iterations, device=options.device)
+    top_k = min(options.top_k, len(predictor.class_names))
+    write, finish = _writer(options, top_k)
     broken = 0
-    for source, answer, remark in _predict_all(predictor, sources, options):
+    for source, answer, remark in _predict_all(predictor, sources, options.batch_size, top_k):
         if isinstance(answer, Broken):
             if options.strict:
                 raise UsageError(f"{source.name}: {answer.reason} (`--strict`)")
@@ -116,82 +109,75 @@ def _check(options: Options) -> None:
 
 def find_images(given: Sequence[str], from_list: str | None) -> list[Source]:
     """The images that the command line names, in its order; folders and patterns sorted."""
-    listed: list[str] = []
-    if from_list is not None:
-        text = sys.stdin.read() if from_list == STDIN else Path(from_list).read_text()
-        listed = [line for line in text.splitlines() if line.strip()]
+    listed = [] if from_list is None else _listed(from_list)
     sources = [source for name in given for source in _expand(name)]
-    sources += [_file(Path(name).expanduser()) for name in listed]
+    sources += [from_file(Path(name).expanduser()) for name in listed]
     if not sources:
         raise UsageError("`IMAGES` must name a file, a folder, a pattern or -, got nothing")
     return sources
 
 
+def _listed(file: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if file == STDIN else Path(file).expanduser().read_text()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(
+            f"`--from-list` must name a file with a path a line, got {file}: {reason}"
+        ) from error
+    return [line for line in text.splitlines() if line.strip()]
+
+
 def _expand(name: str) -> list[Source]:
     if name == STDIN:
-        data = sys.stdin.buffer.read()
-        return [Source("stdin", lambda: _opened(io.BytesIO(data)))]
+        return [from_stdin()]
     path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        if not files:
+    if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where looking is not permitted)
+        found = _below(path)
+        if not found:
             raise UsageError(f"{path} holds no image ({' '.join(sorted(SUFFIXES))})")
-        return [_file(file) for file in files]
-    if not path.exists() and glob.has_magic(name):
-        found = glob.glob(str(path), recursive=True)  # noqa: PTH207  (an absolute pattern is fine)
-        matches = sorted(Path(match) for match in found)
+        return found
+    if glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110  (as above)
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  (may be absolute)
         if not matches:
             raise UsageError(f"{name}: no file matches this pattern")
-        return [source for match in matches for source in _matched(match)]
-    return [_file(path)]
+        return [source for match in matches for source in _matched(Path(match))]
+    return [from_file(path)]
 
 
 def _matched(path: Path) -> list[Source]:
     """A folder that a pattern names counts with all below it; an empty one does not matter."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [_file(file) for file in files if path.is_file() or file.suffix.lower() in SUFFIXES]
+    return _below(path) if path.is_dir() else [from_file(path)]
 
 
-def _file(path: Path) -> Source:
-    return Source(str(path), lambda: _opened(path))
-
-
-def _opened(file: Path | io.BytesIO) -> Image.Image:
-    return Image.open(file, formats=FORMATS)
+def _below(folder: Path) -> list[Source]:
+    """The images of a folder; a closed one below it is among them, and cannot be read."""
+    files, closed = images_below(folder)
+    return [from_file(path) for path in sorted([*files, *(skipped.path for skipped in closed)])]
 
 
 Answer = tuple[Source, Prediction | Broken, str | None]
 
 
-def _predict_all(predictor: Predictor, sources: list[Source], options: Options) -> Iterator[Answer]:
+def _predict_all(
+    predictor: Predictor, sources: list[Source], batch_size: int, top_k: int
+) -> Iterator[Answer]:
     """Each source with its answer, and what is to be said about it, in order."""
     with ThreadPoolExecutor(READERS) as pool, _bar(len(sources)) as advance:
-        for first in range(0, len(sources), options.batch_size):
-            batch = sources[first : first + options.batch_size]
-            read = list(pool.map(lambda source: _read(predictor, source), batch))
+        for first in range(0, len(sources), batch_size):
+            batch = sources[first : first + batch_size]
+            read = list(pool.map(lambda source: read_image(predictor, source), batch))
             good = [image for image in read if isinstance(image, Tensor)]
             answers: Iterator[Prediction] = iter(())
             if good:
                 probabilities = predictor.probabilities(torch.stack(good))
-                answers = iter(predictor.decide(probabilities, options.top_k))
+                answers = iter(predictor.decide(probabilities, top_k))
             for source, image in zip(batch, read, strict=True):
                 if isinstance(image, Broken):
                     yield source, image, None
                 else:
                     yield source, next(answers), predictor.remark(image)
             advance(len(batch))
-
-
-def _read(predictor: Predictor, source: Source) -> Tensor | Broken:
-    try:
-        with source.open() as image:
-            return predictor.prepare(image)
-    except FileNotFoundError:
-        return Broken("no such file")
-    except UnidentifiedImageError:
-        return Broken(f"not an image of a kind that is read here ({', '.join(FORMATS)})")
-    except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
-        return Broken(one_line(str(error)) or type(error).__name__)
 
 
 @contextmanager
@@ -208,13 +194,13 @@ def _bar(total: int) -> Iterator[Callable[[int], None]]:
 Write = Callable[[str, Prediction], None]
 
 
-def _writer(options: Options) -> tuple[Write, Callable[[], None]]:
+def _writer(options: Options, top_k: int) -> tuple[Write, Callable[[], None]]:
     """What to do with an answer, and at the end."""
     if options.json:
         return _write_json, lambda: None
     if options.csv:
         rows = csv.writer(sys.stdout, lineterminator="\n")
-        numbers = range(1, options.top_k + 1)
+        numbers = range(1, top_k + 1)
         pairs = [name for n in numbers for name in (f"class_{n}", f"probability_{n}")]
         rows.writerow(["file", "labels", *pairs])
         return lambda name, answer: rows.writerow(_csv_row(name, answer)), lambda: None

@@ -1,5 +1,6 @@
 """`capsroute serve`"""
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ import torch
 import tyro
 
 from capsroute.cli.data import optional
+from capsroute.cli.errors import as_typed
+from capsroute.cli.inputs import load_predictor
 from capsroute.cli.parsing import UsageError, parse
-from capsroute.inference import Predictor
+from capsroute.extras import install_hint
 
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -61,21 +64,24 @@ def main(arguments: list[str]) -> None:
         from capsroute.serve import Limits, create_app, listen, run
         from capsroute.serve.server import address_of, is_loopback
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f'`capsroute serve` needs {error.name}: pip install "capsroute[serve]"'
-        ) from None
-    limits = Limits(
-        max_batch=options.max_batch,
-        max_wait=options.max_wait / 1000,
-        predictions=options.queue,
-        seconds=options.timeout,
-        upload=int(options.max_upload * 2**20),
-        pixels=options.max_pixels,
-    )
+        raise UsageError(f"`capsroute serve` needs {error.name}: {install_hint('serve')}") from None
+    _check_units(options)
+    with as_typed(
+        max_batch="--max-batch", predictions="--queue", seconds="--timeout", pixels="--max-pixels"
+    ):
+        limits = Limits(
+            max_batch=options.max_batch,
+            max_wait=options.max_wait / 1000,
+            predictions=options.queue,
+            seconds=options.timeout,
+            upload=int(options.max_upload * 2**20),
+            pixels=options.max_pixels,
+        )
     torch.set_num_threads(_threads(options.threads))
-    predictor = Predictor.load(options.model, iterations=options.iterations, device=options.device)
+    predictor = load_predictor(options.model, iterations=options.iterations, device=options.device)
     # before the model warms up: a port that is taken is told at once
-    sock = listen(options.host, options.port)
+    with as_typed(port="--port"):
+        sock = listen(options.host, options.port)
     names = [*options.allow_host, *([] if options.host in EVERYWHERE else [options.host])]
     app = create_app(predictor, limits, allowed_hosts=names)
     if not is_loopback(sock):
@@ -92,6 +98,16 @@ def main(arguments: list[str]) -> None:
         ),
     )
     print("stopped", flush=True)
+
+
+def _check_units(options: Options) -> None:
+    """What `Limits` would refuse in seconds and bytes."""
+    if not 0 <= options.max_wait < math.inf:
+        raise UsageError(f"`--max-wait` must be 0 milliseconds or more, got {options.max_wait:g}")
+    if not 1 / 2**20 <= options.max_upload < math.inf:
+        raise UsageError(
+            f"`--max-upload` must be a number of MiB above 0, got {options.max_upload:g}"
+        )
 
 
 def _threads(asked: int | None) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -50,10 +50,44 @@ T = TypeVar("T")
 
 
 class Skipped(NamedTuple):
-    """A file that could not be read, and why."""
+    """A file or a folder that could not be read, and why."""
 
     path: Path
     reason: str
+
+
+def open_image(file: Path | BinaryIO) -> Image.Image:
+    """A picture of a format that is read here; no pixel is decoded yet."""
+    return Image.open(file, formats=FORMATS)
+
+
+def why_unreadable(error: Exception) -> str:
+    """What opening or decoding a picture raised, in one line that does not repeat its name."""
+    match error:
+        case FileNotFoundError():
+            return "no such file"
+        case IsADirectoryError():
+            return "a folder, not an image"
+        case PermissionError():
+            return "no permission to read it"
+        case UnidentifiedImageError():
+            return f"not an image of a kind that is read here ({', '.join(FORMATS)})"
+        case Image.DecompressionBombError():
+            return f"too many pixels; at most {2 * (Image.MAX_IMAGE_PIXELS or 0):,} are read"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def images_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
+    """Every image file in a folder and below it, sorted; and the folders that cannot be listed."""
+    files: list[Path] = []
+    closed: list[Skipped] = []
+
+    def note(error: OSError) -> None:
+        closed.append(Skipped(Path(error.filename), why_unreadable(error)))
+
+    for where, _, names in os.walk(folder, onerror=note):
+        files += [Path(where, name) for name in names if Path(name).suffix.lower() in SUFFIXES]
+    return sorted(files), sorted(closed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +197,7 @@ def load_image_folder(
 def decode(path: Path, image_size: tuple[int, int], channels: int) -> np.ndarray:
     """The image as uint8 `(channels, height, width)`."""
     height, width = image_size
-    with Image.open(path, formats=FORMATS) as file:
+    with open_image(path) as file:
         # lets a JPEG decode at a fraction of its size, still no smaller than what is needed
         file.draft(None, (2 * max(image_size), 2 * max(image_size)))
         image = ImageOps.exif_transpose(file)
@@ -196,7 +230,7 @@ class _Header(NamedTuple):
 
 
 def _read_header(path: Path) -> _Header:
-    with Image.open(path, formats=FORMATS) as image:
+    with open_image(path) as image:
         return _Header((image.height, image.width), image.mode in GREY_MODES)
 
 
@@ -247,11 +281,8 @@ def _try_each(
     def attempt(file: _File) -> T | Skipped:
         try:
             return function(file)
-        except UnidentifiedImageError:  # its own message names the path once more
-            return Skipped(file.path, "not an image that Pillow can read")
         except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
-            reason = str(error).replace(str(file.path), "it").replace("\n", " ")
-            return Skipped(file.path, reason or type(error).__name__)
+            return Skipped(file.path, why_unreadable(error))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         yield from zip(files, pool.map(attempt, files), strict=True)
@@ -289,7 +320,9 @@ def _files(folder: Path, class_names: tuple[str, ...]) -> list[_File]:
                 f"{path}: class `{path.name}` has no training folder; "
                 f"expected one of {', '.join(class_names)}"
             )
-        images = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        images, closed = images_below(path)
+        if closed:
+            raise DataError(f"{closed[0].path}: {closed[0].reason}; expected a folder of images")
         if not images:
             raise DataError(
                 f"{path}: empty class folder; expected images ({' '.join(sorted(SUFFIXES))})"

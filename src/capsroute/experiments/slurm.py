@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from capsroute.experiments.reproduce import Job, Status, reproduce
+from capsroute.extras import install_hint
 from capsroute.train.build import Runtime
 from capsroute.train.interruption import Interrupted
 from capsroute.train.reporting import Reporter
@@ -69,7 +70,7 @@ def submit(
 ) -> list[str]:
     """Queue the jobs; returns their numbers. Logs go to `<runs>/slurm`."""
     if importlib.util.find_spec("submitit") is None:
-        raise ValueError("`--slurm` needs submitit: pip install 'capsroute[slurm]'")
+        raise ValueError(f"`--slurm` needs submitit: {install_hint('slurm')}")
     import submitit
 
     numbers = []

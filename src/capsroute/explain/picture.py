@@ -1,8 +1,9 @@
 """An explanation as one PNG: heat maps, parse trees, how decided each layer is."""
 
 import io
+import textwrap
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -13,6 +14,8 @@ from capsroute.explain.tree import Placed, place
 
 MOST_DRAWN = 4  # classes; the page has them all
 DIM = 0.45  # brightness of the picture under a heat map
+WIDTH, MAPS = 9.6, 2.5  # inches of all, and of the heat maps' height
+BOLD, PLAIN, LINE = 0.1, 0.08, 0.18  # inches of a title's letter, and of its lines, about
 
 
 def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
@@ -22,13 +25,14 @@ def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
 
     classes = explanation.classes[:MOST_DRAWN]
     depth = len(explanation.layers)
-    figure = Figure(figsize=(9.6, 3.2 + (0.9 + 1.15 * depth) * len(classes) + 2.6))
+    titles = _Titles.of(explanation, classes)
+    heights = [titles.height + MAPS, (0.9 + 1.15 * depth) * len(classes), 2.6]
+    figure = Figure(figsize=(WIDTH, sum(heights)))
     FigureCanvasAgg(figure)
-    heights = [3.2, (0.9 + 1.15 * depth) * len(classes), 2.6]
     parts: Any = figure.subfigures(3, 1, height_ratios=heights)
     maps, trees, decided = parts
     input_picture = picture(image)
-    _draw_maps(maps, explanation, classes, input_picture)
+    _draw_maps(maps, explanation, titles, input_picture)
     axes = trees.subplots(len(classes), 1, squeeze=False)[:, 0]
     trees.subplots_adjust(left=0.13, right=0.98, top=0.95, bottom=0.04, hspace=0.25)
     for axis, index in zip(axes, classes, strict=True):
@@ -42,22 +46,67 @@ def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
     return data.getvalue()
 
 
-def _draw_maps(
-    figure: Any, explanation: Explanation, classes: list[int], original: Image.Image
-) -> None:
-    axes = figure.subplots(1, 1 + len(classes), squeeze=False)[0]
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.82, bottom=0.02, wspace=0.06)
+class _Titles(NamedTuple):
+    """What stands over the heat maps, short enough for its place."""
+
+    headline: str
+    of_maps: dict[int, str]
+
+    @classmethod
+    def of(cls, explanation: Explanation, classes: list[int]) -> "_Titles":
+        letters = int(WIDTH / (1 + len(classes)) / BOLD)
+        return cls(
+            _headline(explanation, len(classes)),
+            {index: _map_title(explanation, index, letters) for index in classes},
+        )
+
+    @property
+    def height(self) -> float:
+        """In inches, with a line between the two and around them."""
+        most = max(title.count("\n") for title in self.of_maps.values())
+        return LINE * (self.headline.count("\n") + most + 3.5)
+
+
+def _headline(explanation: Explanation, drawn: int) -> str:
+    """What was predicted, in two lines at most; and, in a third, that not all of it is drawn."""
     named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
+    text = _wrapped(f"predicted: {named or 'nothing'}", int(0.96 * WIDTH / PLAIN))
+    asked = len(explanation.classes)
+    if drawn < asked:
+        text += f"\n{drawn} of {asked} classes shown; the .html page has them all"
+    return text
+
+
+def _map_title(explanation: Explanation, index: int, letters: int) -> str:
+    name = explanation.class_names[index]
+    probability = f"{100 * explanation.probabilities[index]:.1f} %"
+    if len(name) + len(probability) + 2 <= letters:
+        return f"{name}: {probability}"
+    return f"{_wrapped(name, letters)}\n{probability}"
+
+
+def _wrapped(text: str, letters: int) -> str:
+    return textwrap.fill(text, letters, max_lines=2, placeholder=" …")
+
+
+def _draw_maps(
+    figure: Any, explanation: Explanation, titles: _Titles, original: Image.Image
+) -> None:
+    axes = figure.subplots(1, 1 + len(titles.of_maps), squeeze=False)[0]
+    height = titles.height + MAPS
+    figure.subplots_adjust(left=0.02, right=0.98, top=MAPS / height, bottom=0, wspace=0.06)
+    corner: Any = {"x": 0.02, "y": 1 - 0.5 * LINE / height, "ha": "left", "va": "top"}
+    figure.suptitle(titles.headline, fontsize=10, parse_math=False, **corner)
     axes[0].imshow(original, interpolation="nearest")
-    axes[0].set_title(f"predicted: {named or 'nothing'}", fontsize=10, parse_math=False)
+    axes[0].set_title("the image", fontsize=10)
     dimmed = original.point(lambda value: DIM * value)
-    for axis, index in zip(axes[1:], classes, strict=True):
+    for axis, (index, title) in zip(axes[1:], titles.of_maps.items(), strict=True):
         colour = explanation.colour(index)
         axis.imshow(dimmed, interpolation="nearest")
         axis.imshow(overlay(explanation.heat[index], colour), interpolation="nearest")
-        title = f"{explanation.class_names[index]}: {100 * explanation.probabilities[index]:.1f} %"
         axis.set_title(title, fontsize=10, color=colour, weight="bold", parse_math=False)
     for axis in axes:
+        axis.set_anchor("N")  # under its title, whatever the picture's shape
         axis.set_axis_off()
 
 
@@ -77,7 +126,7 @@ def _draw_tree(axis: Any, explanation: Explanation, index: int, original: Image.
             _draw_patch(axis, item, original, colour)
         else:
             box = {"boxstyle": "round,pad=0.4", "facecolor": colour, "edgecolor": "none"}
-            name = explanation.class_names[index]
+            name = textwrap.shorten(explanation.class_names[index], 60, placeholder=" …")
             style: Any = {"ha": "center", "va": "center", "color": "white", "weight": "bold"}
             axis.text(item.x, 0, name, bbox=box, parse_math=False, **style)
 
@@ -100,7 +149,8 @@ def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str) -> 
     patch = original.crop((left, top, right, bottom))
     zoom = 40 / max(patch.size)
     picture_box = OffsetImage(np.asarray(patch), zoom=zoom, interpolation="nearest")
-    frame = {"edgecolor": colour, "linewidth": 1.5}
+    # filled: the patch's pixels do not end where the frame begins, and white would show between
+    frame = {"edgecolor": colour, "facecolor": colour, "linewidth": 1.5}
     axis.add_artist(AnnotationBbox(picture_box, (item.x, item.level), pad=0.1, bboxprops=frame))
 
 

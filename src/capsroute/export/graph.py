@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from capsroute.extras import install_hint
 from capsroute.models.base import ImageClassifier
 
 EXAMPLES = 2  # images to trace with: PyTorch would take 0 or 1 for a constant
@@ -66,19 +67,25 @@ def check_installed(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ValueError(
-                f"`{package}` must be installed for ONNX files: pip install 'capsroute[export]'"
+                f"`{package}` must be installed for ONNX files: {install_hint('export')}"
             )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without PyTorch's word that torchvision is missing, and about its own old names."""
-    logger = logging.getLogger("torch.onnx")
+    with errors_only("torch.onnx"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        yield
+
+
+@contextmanager
+def errors_only(name: str) -> Iterator[None]:
+    """Whatever a logger would say of lesser things is left out."""
+    logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            yield
+        yield
     finally:
         logger.setLevel(before)

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from capsroute.extras import install_hint
+
 try:
     from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
 except ImportError:
     raise ImportError(
-        "`huggingface_hub` must be installed for the hub: pip install 'capsroute[hub]'"
+        f"`huggingface_hub` must be installed for the hub: {install_hint('hub')}"
     ) from None
 
 from capsroute.models.base import ImageClassifier

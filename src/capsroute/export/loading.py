@@ -1,6 +1,7 @@
 """Exported files read back: the model's description, and a function that runs it on the CPU."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_installed
+from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_installed, errors_only
 from capsroute.inference import Description, Run
 
 PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -64,11 +65,14 @@ def _load_onnx(path: Path) -> tuple[dict[str, Any], Run]:
 
 
 def _load_pt2(path: Path) -> tuple[dict[str, Any], Run]:
+    if not zipfile.is_zipfile(path):
+        raise _broken(path, "it is no zip archive, or is cut short")
     extra = {EXTRA_FILE: ""}
     try:
-        module = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # zip, pickle and torch errors alike
-        raise _broken(path, error) from None
+        with errors_only("torch.export"):  # it logs a traceback before it raises
+            module = torch.export.load(path, extra_files=extra).module()
+    except Exception as error:  # zip, pickle and torch errors alike, whose words point to that log
+        raise _broken(path, "PyTorch finds no program in it") from error
     return _read(path, extra[EXTRA_FILE]), lambda images: module(images.detach().cpu().float())
 
 
@@ -78,7 +82,7 @@ def _read(path: Path, text: str | None) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _broken(path: Path, error: Exception) -> ValueError:
+def _broken(path: Path, error: Exception | str) -> ValueError:
     why = str(error).strip().split("\n")[0]
     return ValueError(f"{path} must be a whole file of `capsroute export`: {why}")
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from capsroute.extras import install_hint
+
 
 def simple_backbone(
     in_channels: int, channels: int, *, kernel_size: int = 3, stride: int = 2, padding: int = 1
@@ -157,6 +159,6 @@ def _import_timm() -> Any:
     except (ImportError, RuntimeError) as error:  # torchvision fails so beside another torch
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"`backbone` needs timm: pip install 'capsroute[timm]' (importing it failed: {reason})"
+            f"`backbone` needs timm: {install_hint('timm')} (importing it failed: {reason})"
         ) from None
     return timm

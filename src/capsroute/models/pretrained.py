@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from capsroute.models.base import ImageClassifier
-from capsroute.models.registry import list_models, model_info, nearest
+from capsroute.models.registry import list_models, model_info
 from capsroute.models.weights import load_tensors, read_metadata, save_model
+from capsroute.nearest import nearest
 
 FILES = Path(__file__).parent / "files"
 

@@ -1,6 +1,5 @@
 """Every model by its name: the function's name is the model's name."""
 
-import difflib
 import fnmatch
 import inspect
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from capsroute.models.base import TASKS, ImageClassifier, Size, Task
+from capsroute.nearest import nearest
 
 Builder = Callable[..., ImageClassifier]
 
@@ -80,14 +80,6 @@ def model_info(name: str) -> ModelInfo:
     if name in _REGISTRY:
         return _REGISTRY[name]
     raise ValueError(f"`name` must be a registered model, got {name!r}{nearest(name, _REGISTRY)}")
-
-
-def nearest(given: str, choices: Any) -> str:
-    """'; did you mean …?' for the closest choice, or the list of them when nothing is close."""
-    close = difflib.get_close_matches(given, list(choices), n=1, cutoff=0.4)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; choose from {', '.join(sorted(choices))}"
 
 
 def create_model(

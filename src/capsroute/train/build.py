@@ -25,9 +25,9 @@ class Runtime:
     device: str = "auto"
     """auto, cpu or cuda."""
     compile: bool = field(default_factory=torch.cuda.is_available)
-    """Compile the model with torch.compile; takes a minute, so by default on a GPU alone."""
+    """Whether the model is compiled with torch.compile; takes a minute, so by default on a GPU."""
     capture: bool = True
-    """Run each step as one CUDA graph (a GPU, one process, images on the GPU)."""
+    """Whether a step is one CUDA graph (a GPU, one process, images on the GPU)."""
     tensorboard: bool = False
     """Write TensorBoard files too (extra `tensorboard`)."""
 

@@ -88,8 +88,9 @@ class RunFolder:
             temporary.replace(self.state)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             temporary.unlink(missing_ok=True)
+            kept = "; the one before is kept" if self.state.exists() else ""
             raise OSError(
-                f"could not write a checkpoint to {self.path}: {error}; the one before is kept"
+                f"could not write a checkpoint to {self.path}: {_reason(error)}{kept}"
             ) from error
         _sync_folder(self.path)
 
@@ -119,6 +120,14 @@ class RunFolder:
 
     def write_json(self, path: Path, value: dict[str, Any]) -> None:
         write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    """In the system's words; torch's own, about a line of its source, come on top of them."""
+    cause = error if isinstance(error, OSError) else error.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror[0].lower() + cause.strerror[1:]
+    return " ".join(str(error).split())
 
 
 def _sync_folder(path: Path) -> None:

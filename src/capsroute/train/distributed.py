@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from capsroute.devices import choose_device
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -80,20 +82,3 @@ def processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes(rank, world, where)
     finally:
         dist.destroy_process_group()
-
-
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto`, `cpu` or `cuda` as a device that is there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"`device` must be available, got {name!r}: PyTorch sees no GPU here")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local_rank)
-    return device

@@ -4,6 +4,7 @@ import importlib.util
 import time
 from typing import Any
 
+from capsroute.extras import install_hint
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.metrics import MetricsFile, draw_curves
 
@@ -16,7 +17,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, title: str, *, tensorboard: bool) -> None:
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise ValueError(
-                "`tensorboard` must be installed for that: pip install 'capsroute[tensorboard]'"
+                f"`tensorboard` must be installed for that: {install_hint('tensorboard')}"
             )
         self.folder, self.title, self.tensorboard = folder, title, tensorboard
         self.metrics = MetricsFile(folder.metrics)

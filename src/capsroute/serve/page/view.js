@@ -267,7 +267,7 @@ function thumb(node, picture, [rows, columns]) {
 
 export function showRouting(element, { layers, notes }) {
   const rounds = Math.max(...layers.map((layer) => layer.entropy.length));
-  const heads = ["layer", ...Array.from({ length: rounds }, (_, index) => `iteration ${index + 1}`), "never chosen"];
+  const heads = ["layer", ...Array.from({ length: rounds }, (_, index) => `iteration ${index + 1}`), "never win"];
   const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text }))));
   const rows = layers.toReversed().map((layer) => {
     const cells = layer.entropy.map((value, index) =>

@@ -1,0 +1,24 @@
+"""A user's mistakes, in one line and in the user's words; imports nothing heavy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class UsageError(ValueError):
+    """A user's mistake on the command line: one line, exit status 2."""
+
+
+@contextmanager
+def as_typed(**options: str) -> Iterator[None]:
+    """Errors inside name what was typed, such as `--queue`, for a function's own argument."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        for argument, option in options.items():
+            text = text.replace(f"`{argument}`", f"`{option}`")
+        raise UsageError(text) from error
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

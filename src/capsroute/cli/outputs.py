@@ -1,0 +1,32 @@
+"""`--out`, looked at before the work begins: what cannot be written is told at once."""
+
+import os
+from pathlib import Path
+
+from capsroute.cli.errors import UsageError
+
+
+def file_to_write(path: Path) -> Path:
+    """A path in a folder that takes files, and no folder itself."""
+    path = path.expanduser()
+    if path.is_dir():
+        raise UsageError(f"`--out` must be a file, got {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"`--out` must lie in a folder that exists, got {path}")
+    _check_writable(path.parent)
+    return path
+
+
+def folder_to_write_to(path: Path) -> Path:
+    """A folder that takes files; it is made if it is not there."""
+    path = path.expanduser()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"`--out` must be a folder, got {path}: it is a file")
+    path.mkdir(parents=True, exist_ok=True)
+    _check_writable(path)
+    return path
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"`--out` must be where files may be written, got {folder}")

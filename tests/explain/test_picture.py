@@ -1,0 +1,57 @@
+"""The PNG's titles, at their worst."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+import capsroute
+from capsroute.explain import draw_explanation, explain
+
+LONG = "white wolf, Arctic wolf, Canis lupus tundrarum; or none of them"
+
+
+@pytest.fixture(scope="module")
+def explained():
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_small_multimnist").eval()
+    image = torch.rand(1, 36, 36)
+    return explain(model, image, list(range(10))), image
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is saved."""
+    saved = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *a, **k: (saved.append(figure), save(figure, *a, **k))
+    )
+    return saved
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_titles_neither_overlap_nor_leave_the_picture(explained, figures, count):
+    explanation, image = explained
+    many = replace(
+        explanation,
+        class_names=[LONG] * 5 + ["ohneLeerzeichen" * 4] * 5,
+        classes=list(range(count)),
+        predicted=list(range(10)),
+    )
+    with Image.open(io.BytesIO(draw_explanation(many, image))) as picture:
+        assert picture.format == "PNG"
+    (figure,) = figures
+    canvas = FigureCanvasAgg(figure)
+    maps = figure.subfigs[0]
+    titles = [axis.title for axis in maps.axes] + [maps._suptitle]
+    boxes = [title.get_window_extent(canvas.get_renderer()) for title in titles]
+    for index, box in enumerate(boxes):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:index])
+    told = "4 of 10 classes shown" in maps._suptitle.get_text()
+    assert told is (count == 10)
