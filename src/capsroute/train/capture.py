@@ -141,7 +141,7 @@ class CapturedSteps:
     def _run(self, size: int) -> None:
         """The step at `row`, and on to the next."""
         plan = self.plans.index_select(0, self.row)[0, :size]
-        step, lr, epoch = self.moments.index_select(0, self.row)[0].float().unbind()
+        step, lr, epoch = self.moments.index_select(0, self.row)[0].unbind()
         images, targets = self.render(plan)
         self.train_step(images, targets, 1.0, Moment(step, lr, epoch))
         self.row += 1

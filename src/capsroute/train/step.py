@@ -163,7 +163,7 @@ class TrainStep:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
-                group["lr"] = lr
+                group["lr"] = float(lr)
 
     def _scores(self, images: Tensor) -> Tensor:
         low = self.config.dtype == "bfloat16"
