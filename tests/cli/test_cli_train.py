@@ -156,8 +156,9 @@ def test_shipped_weights_are_a_start_with_new_class_capsules(train, tmp_path):
 def test_weights_that_do_not_ship_are_told(train, images):
     status, _, err = train("--data", images, "--pretrained", "cnn_cifar10")
     assert status == 2 and "no weights ship for 'cnn_cifar10'" in err
-    status, _, err = train("--data", images, "--pretrained", "timm")
-    assert status == 2 and "must come with `backbone`" in err
+    for model in ((), ("--model", "cnn_cifar10", "--image-size", 32)):
+        status, _, err = train("--data", images, "--pretrained", "timm", *model)
+        assert status == 2 and "must come with `backbone`" in err
 
 
 def test_a_closed_pipe_does_not_end_the_run(images, tmp_path):

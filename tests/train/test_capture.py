@@ -42,7 +42,7 @@ def test_staged_steps_change_nothing(config, tmp_path, monkeypatch, part, change
     if part:
         inner = dataclasses.replace(getattr(long, part), **changes)
         long = dataclasses.replace(long, **{part: inner})
-    runtime = Runtime("cpu", compile=False)
+    runtime = Runtime("cpu")
     train(long, tmp_path / "fed", runtime, Reporter())
     monkeypatch.setattr(engine, "capture_note", lambda split, job, runtime: None)
     train(long, tmp_path / "staged", runtime, Reporter())
@@ -52,7 +52,7 @@ def test_staged_steps_change_nothing(config, tmp_path, monkeypatch, part, change
 
 
 def test_staged_steps_resume_in_the_middle(config, tmp_path, staged):
-    runtime = Runtime("cpu", compile=False)
+    runtime = Runtime("cpu")
     long = dataclasses.replace(config, steps=12, eval_every=6, checkpoint_every=4)
 
     class StopAtSeven(Reporter):
@@ -97,7 +97,7 @@ class TestOnTheCard:
 
     @pytest.fixture
     def runtimes(self):
-        return Runtime("cuda", compile=False), Runtime("cuda", compile=False, capture=False)
+        return Runtime("cuda", capture=True), Runtime("cuda")
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_graphs_follow_the_plain_steps(self, config, tmp_path, runtimes, optimizer):

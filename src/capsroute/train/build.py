@@ -1,7 +1,7 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ class Runtime:
 
     device: str = "auto"
     """auto, cpu or cuda."""
-    compile: bool = field(default_factory=torch.cuda.is_available)
-    """Whether the model is compiled with torch.compile; takes a minute, so by default on a GPU."""
-    capture: bool = True
-    """Whether a step is one CUDA graph (a GPU, one process, images on the GPU)."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    capture: bool = False
+    """Run each step as one CUDA graph (a GPU, one process, images on the GPU); not yet proven."""
     tensorboard: bool = False
     """Write TensorBoard files too (extra `tensorboard`)."""
 
@@ -52,11 +52,11 @@ def start_from_pretrained(model: ImageClassifier, config: ModelConfig) -> str:
     """Give the model the weights it shall start from; returns what to tell the user."""
     name = config.pretrained
     if name == "timm":
-        if not isinstance(model.backbone, TimmBackbone):
+        backbone = getattr(model, "backbone", None)
+        if config.backbone is None or not isinstance(backbone, TimmBackbone):
             raise ValueError("`pretrained` must come with `backbone` when it is timm, got none")
-        assert config.backbone is not None  # or the backbone would be another
         trained = TimmBackbone(config.backbone, model.in_channels, pretrained=True)
-        model.backbone.load_state_dict(trained.state_dict())
+        backbone.load_state_dict(trained.state_dict())
         return f"starting from timm's weights of {config.backbone}"
     assert name is not None
     if name != model.name:

@@ -147,7 +147,9 @@ class _Run:
                     raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
                 started = time.perf_counter()
             elif self.step % LOOK_EVERY == 0:
-                self.look(self.seconds + time.perf_counter() - started, wait=False)
+                # several processes must look together, so they wait; a captured run is one process
+                so_far = self.seconds + time.perf_counter() - started
+                self.look(so_far, wait=self.captured is None)
 
     def one_step(self) -> None:
         if self.captured is not None:
