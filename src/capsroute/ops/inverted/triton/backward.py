@@ -1,10 +1,9 @@
-"""Kernels for ∂L/∂children and ∂L/∂weight.
+"""∂L/∂children, ∂L/∂weight and ∂L/∂parents, and the kernels for small poses (large.py has others).
 
 ∂L/∂v_ij = r_ij g_j + slope_ij q_j, with slope = scale · ∂L/∂a, is formed in registers and goes
-straight into products of the tensor cores. Small poses: one pass over the children yields r, the
-slopes and ∂L/∂children, a second over the positions ∂L/∂weight. Large poses: one kernel each, given
-r and the slopes. No atomics: sums over positions, parents and windows that cross programs go
-through buffers that are added in a fixed order.
+straight into products of the tensor cores: r and the slopes first, then one kernel for each
+gradient. No atomics: sums over positions, parents and windows that cross programs go through
+buffers that are added in a fixed order.
 """
 
 # Kernel arguments have no Python types, constants are in capitals, tuples grow by addition.
@@ -17,15 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from capsroute.ops.inverted.triton import geometry
-from capsroute.ops.inverted.triton.common import child_offset, softmax, window_corner
-from capsroute.ops.inverted.triton.forward import (
-    aggregate,
-    aggregate_large,
-    large_blocks,
-    pose_rows,
-    vote_precision,
-)
+from capsroute.ops.inverted.triton.common import softmax, window_corner
+from capsroute.ops.inverted.triton.forward import aggregate, vote_precision
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
+from capsroute.ops.inverted.triton.large import large_gradients
 from capsroute.ops.inverted.triton.tile import (
     WARP_COLUMNS,
     Tile,
@@ -39,7 +33,7 @@ from capsroute.ops.inverted.triton.tile import (
     pose_elements,
     tile_rows,
 )
-from capsroute.ops.inverted.triton.tuning import large_stages, settings
+from capsroute.ops.inverted.triton.tuning import settings
 
 
 @triton.jit
@@ -301,117 +295,6 @@ def small_weight_kernel(
 
 
 @triton.jit
-def large_children_kernel(
-    weight,
-    parents,
-    grad_poses,
-    shares,
-    slopes,
-    grad_windows,
-    positions,
-    height,
-    width,
-    out_height,
-    out_width,
-    stride,
-    N_IN: tl.constexpr,
-    N_OUT: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Σ_j ∂L/∂v_ij W_ijᵀ of one child, seen from each window: (k², positions, N_IN, R·A)."""
-    child = tl.program_id(1)
-    n, r = pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
-    c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
-    inside = (n < positions) & (r < R)
-    w_at = tl.cast(child, tl.int64) * (N_OUT * A * B) + (c[None, :] * B + d[:, None])
-    w_in = (c < A)[None, :] & (d < B)[:, None]
-    q_at = (n * N_OUT * R + r)[:, None] * B + d[None, :]
-    q_in = inside[:, None] & (d < B)[None, :]
-    s_at = tl.cast(child, tl.int64) * positions * N_OUT + n * N_OUT
-    total = tl.zeros((BLOCK_N * BLOCK_R, BLOCK_A), tl.float32)
-    for parent in range(N_OUT):
-        share = tl.load(shares + s_at + parent, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + s_at + parent, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(grad_poses + q_at + parent * (R * B), mask=q_in, other=0.0)
-        q = tl.load(parents + q_at + parent * (R * B), mask=q_in, other=0.0)
-        w = tl.load(weight + w_at + parent * (A * B), mask=w_in, other=0.0)
-        grad_v = (share[:, None] * g + slope[:, None] * q).to(w.dtype)
-        total = tl.dot(grad_v, w, total, input_precision=PRECISION)
-    to = tl.cast(child // N_IN, tl.int64) * positions + n
-    to = ((to * N_IN + child % N_IN) * R + r) * A
-    tl.store(
-        grad_windows + to[:, None] + c[None, :],
-        total.to(grad_windows.dtype.element_ty),
-        mask=inside[:, None] & (c < A)[None, :],
-    )
-
-
-@triton.jit
-def large_weight_kernel(
-    children,
-    parents,
-    grad_poses,
-    shares,
-    slopes,
-    grad_weight,
-    positions,
-    height,
-    width,
-    out_height,
-    out_width,
-    stride,
-    split,
-    N_IN: tl.constexpr,
-    N_OUT: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Σ pᵀ ∂L/∂v of one child and parent over `split` positions: (splits, window, N_OUT, A, B)."""
-    parent, child = tl.program_id(0) % N_OUT, tl.program_id(0) // N_OUT
-    c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
-    offset = child_offset(child, width, N_IN, K, R * A)
-    pairs = tl.cast(child, tl.int64) * positions * N_OUT + parent
-    total = tl.zeros((BLOCK_A, BLOCK_B), tl.float32)
-    first = tl.program_id(1) * split
-    last = tl.minimum(first + split, positions)
-    for start in range(first, last, BLOCK_N):
-        n, r = pose_rows(start, BLOCK_N, BLOCK_R)
-        inside = (n < last) & (r < R)
-        corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
-        at = (corner + offset + r * A)[None, :] + c[:, None]
-        p = tl.load(children + at, mask=inside[None, :] & (c < A)[:, None], other=0.0)
-        share = tl.load(shares + pairs + n * N_OUT, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + pairs + n * N_OUT, mask=inside, other=0.0).to(tl.float32)
-        q_at = ((n * N_OUT + parent) * R + r)[:, None] * B + d[None, :]
-        q_in = inside[:, None] & (d < B)[None, :]
-        g = tl.load(grad_poses + q_at, mask=q_in, other=0.0)
-        q = tl.load(parents + q_at, mask=q_in, other=0.0)
-        grad_v = (share[:, None] * g + slope[:, None] * q).to(p.dtype)
-        total = tl.dot(p, grad_v, total, input_precision=PRECISION)
-    to = (tl.cast(tl.program_id(1), tl.int64) * (K * K * N_IN) + child) * N_OUT + parent
-    tl.store(
-        grad_weight + to * (A * B) + (c[:, None] * B + d[None, :]),
-        total.to(grad_weight.dtype.element_ty),
-        mask=(c < A)[:, None] & (d < B)[None, :],
-    )
-
-
-@triton.jit
 def fold_kernel(
     grad_windows,
     grad_children,
@@ -461,7 +344,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂L/∂children, ∂L/∂weight and ∂L/∂parents."""
     small = is_small(sizes)
-    run = _small_gradients if small else _large_gradients
+    run = _small_gradients if small else large_gradients
     parts = Tile.of(sizes).parts if small else 1
     windows = (parts, sizes.k**2, sizes.positions, sizes.n_in, sizes.rows * sizes.a)
     grad_windows = torch.empty(windows, device=children.device, dtype=children.dtype)
@@ -562,55 +445,6 @@ def _by_columns(poses: Tensor, sizes: Geometry, tile: Tile) -> Tensor:
     columns = poses.view(sizes.positions, sizes.n_out, sizes.rows, sizes.b).transpose(2, 3)
     padded[:, : sizes.n_out, : sizes.b, : sizes.rows] = columns
     return padded
-
-
-def _large_gradients(
-    grad_poses: Tensor,
-    children: Tensor,
-    weight: Tensor,
-    parents: Tensor,
-    grad_windows: Tensor,
-    sizes: Geometry,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents."""
-    grad_parents, shares, slopes = aggregate_large(
-        children, weight, parents, grad_poses, sizes, scale
-    )
-    blocks = large_blocks(sizes, 64)
-    tensors = {"parents": parents, "grad_poses": grad_poses, "shares": shares, "slopes": slopes}
-    geometry.launch(
-        large_children_kernel,
-        (ceil_div(sizes.positions, blocks["BLOCK_N"]), sizes.window),
-        weight=weight,
-        **tensors,
-        grad_windows=grad_windows,
-        **sizes.addressing(),
-        **blocks,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
-    )
-    programs = sizes.window * sizes.n_out
-    slots = 4 * geometry.multiprocessors(children.device)
-    splits, run = geometry.split_evenly(
-        programs, ceil_div(sizes.positions, blocks["BLOCK_N"]), slots
-    )
-    grad_weight = geometry.partial(splits, tuple(weight.shape), weight)
-    geometry.launch(
-        large_weight_kernel,
-        (programs, splits),
-        children=children,
-        **tensors,
-        grad_weight=grad_weight,
-        split=run * blocks["BLOCK_N"],
-        **sizes.addressing(),
-        **blocks,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
-    )
-    return geometry.add_splits(grad_weight, weight.dtype), grad_parents
 
 
 def _fold(grad_windows: Tensor, children: Tensor, sizes: Geometry) -> Tensor:
