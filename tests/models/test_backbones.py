@@ -1,5 +1,7 @@
 """Ghost BatchNorm is DataParallel's BatchNorm: a replica for each group of images."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -12,8 +14,8 @@ def replicas(norm, images, group):
     """What DataParallel does: each chunk by itself; the first replica's buffers survive."""
     outputs = []
     for index, chunk in enumerate(images.split(group)):
-        replica = nn.BatchNorm2d(norm.num_features).to(images.dtype)
-        replica.load_state_dict(norm.state_dict())
+        replica = copy.deepcopy(norm)
+        replica.weight, replica.bias = norm.weight, norm.bias  # their gradients are added
         outputs.append(replica(chunk))
         if index == 0:
             survivor = replica
@@ -34,12 +36,23 @@ def test_groups_are_normalised_by_themselves(batch):
     torch.testing.assert_close(actual, expected)
     cotangent = torch.randn_like(expected)
     torch.testing.assert_close(
-        torch.autograd.grad(actual, images, cotangent),
-        torch.autograd.grad(expected, images, cotangent),
+        torch.autograd.grad(actual, [images, ghost.weight, ghost.bias], cotangent),
+        torch.autograd.grad(expected, [images, norm.weight, norm.bias], cotangent),
     )
     for key, value in survivor.state_dict().items():
         torch.testing.assert_close(ghost.state_dict()[key], value, msg=key)
     torch.testing.assert_close(ghost.eval()(images), survivor.eval()(images))
+
+
+def test_channels_stay_last_there_and_back():
+    """A convolution copies what comes otherwise, forward and backward."""
+    images = torch.randn(8, 5, 3, 2).to(memory_format=torch.channels_last).requires_grad_()
+    seen, gradients = images * 1.0, []
+    seen.register_hook(gradients.append)
+    normed = GhostBatchNorm2d(5, 4)(seen)
+    assert normed.is_contiguous(memory_format=torch.channels_last)
+    (normed**2).sum().backward()
+    assert gradients[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_bn_group_is_an_option_of_the_resnet_backbone():

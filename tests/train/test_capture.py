@@ -9,6 +9,7 @@ from capsroute.train import engine
 from capsroute.train.build import Runtime
 from capsroute.train.capture import AHEAD, Graphs
 from capsroute.train.checkpoint import RunFolder
+from capsroute.train.distributed import Processes
 from capsroute.train.engine import train
 from capsroute.train.interruption import Interrupted
 from capsroute.train.metrics import Glance, MetricsFile
@@ -81,6 +82,21 @@ def test_a_glance_waits_for_nothing_and_needs_not_to_on_a_cpu():
     assert Glance()(torch.tensor([1.0, 2.0])) == [1.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "world", "decided"),
+    [
+        ("auto", "cuda", 1, "yes"),
+        ("auto", "cuda", 2, "no"),
+        ("auto", "cpu", 1, "no"),
+        ("yes", "cpu", 1, "yes"),
+        ("no", "cuda", 1, "no"),
+    ],
+)
+def test_models_are_compiled_on_one_gpu_unless_said_otherwise(asked, device, world, decided):
+    job = Processes(0, world, torch.device(device))
+    assert Runtime(compile=asked).resolve(job).compile == decided
+
+
 @pytest.mark.gpu
 class TestOnTheCard:
     @pytest.fixture
@@ -97,7 +113,7 @@ class TestOnTheCard:
 
     @pytest.fixture
     def runtimes(self):
-        return Runtime("cuda", capture=True), Runtime("cuda")
+        return Runtime("cuda", compile="no"), Runtime("cuda", compile="no", capture=False)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_graphs_follow_the_plain_steps(self, config, tmp_path, runtimes, optimizer):

@@ -339,7 +339,7 @@ def test_a_compiled_run_follows_the_eager_one(config, tmp_path, with_changes):
     plain = dataclasses.replace(config.model, initial_poses=None)
     short = with_changes(model=plain, steps=4, eval_every=2)
     run(short, tmp_path / "eager")
-    train(short, tmp_path / "compiled", Runtime("cpu", compile=True), Reporter())
+    train(short, tmp_path / "compiled", Runtime("cpu", compile="yes"), Reporter())
     pairs = zip(metrics(tmp_path / "eager"), metrics(tmp_path / "compiled"), strict=True)
     for eager, other in pairs:
         for key in ("train_loss", "val_loss", "test_loss"):

@@ -30,7 +30,8 @@ def time_case(case: Case, device: torch.device, *, repeats: int, compile: bool) 
     """Build, warm up, time `repeats` calls, and leave nothing behind."""
     _clean(device)
     try:
-        return _time(prepare(case, device, Runtime(str(device), compile=compile)), device, repeats)
+        runtime = Runtime(str(device), compile="yes" if compile else "no")
+        return _time(prepare(case, device, runtime), device, repeats)
     finally:
         _clean(device)
 

@@ -111,11 +111,8 @@ def rotate_shift(
     """
     if not images.is_floating_point():
         raise TypeError(f"`images` is {images.dtype}; expected float (see `to_float`)")
-    count, _, height, width = images.shape
-    angle, right, down = (
-        torch.as_tensor(value, dtype=images.dtype, device=images.device).expand(count)
-        for value in (degrees, dx, dy)
-    )
+    height, width = images.shape[2:]
+    angle, right, down = (_one_an_image(value, images) for value in (degrees, dx, dy))
     angle = angle * (math.pi / 180)
     cos, sin = torch.cos(angle), torch.sin(angle)
     # grid_sample asks where an output pixel comes from: undo the shift, then the rotation.
@@ -128,6 +125,13 @@ def rotate_shift(
     ]
     grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
+
+
+def _one_an_image(value: float | Tensor, images: Tensor) -> Tensor:
+    """A number for every image; filled in there, since copying one to a GPU waits for it."""
+    if isinstance(value, Tensor):
+        return value.to(images.device, images.dtype).expand(len(images))
+    return images.new_full((len(images),), float(value))
 
 
 def _check_crop(height: int, width: int, rows: int, columns: int) -> None:

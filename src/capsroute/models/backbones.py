@@ -17,6 +17,39 @@ def simple_backbone(
     return nn.Sequential(conv, nn.ReLU())
 
 
+class _NormalizeGroups(torch.autograd.Function):
+    """(groups, images, C, H, W) normalised group by group, in fp32 or better; mean and variance.
+
+    Its own gradient, since autograd's passes over the images once more for the weights.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, groups: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
+        var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0, keepdim=True)
+        inverse = torch.rsqrt(var + eps)
+        ctx.save_for_backward(groups, weight, mean, inverse)
+        ctx.mark_non_differentiable(mean, var)
+        normed = (wide - mean) * inverse * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+        return normed.to(groups.dtype), mean, var
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        groups, weight, mean, inverse = ctx.saved_tensors
+        wide = grad.to(mean.dtype)
+        normed = (groups.to(mean.dtype) - mean) * inverse
+        sums = (1, 3, 4)
+        grad_bias = wide.sum(sums, keepdim=True)
+        grad_weight = (wide * normed).sum(sums, keepdim=True)
+        count = groups[0].numel() // groups.shape[2]
+        centred = wide - (grad_bias + normed * grad_weight) / count
+        grad_groups = (centred * inverse * weight.view(-1, 1, 1)).to(groups.dtype)
+        return grad_groups, grad_weight.sum(0).flatten(), grad_bias.sum(0).flatten(), None
+
+
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose statistics come from consecutive groups of `group` images.
 
@@ -34,24 +67,21 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
     def forward(self, images: Tensor) -> Tensor:
         if not self.training:
             return super().forward(images)
-        whole = images.shape[0] // self.group * self.group
-        if whole == 0:
+        rest = images.shape[0] % self.group
+        if rest == 0:  # not sliced: the gradient of a slice is not channels last
+            return self._normalize(images.unflatten(0, (-1, self.group)), first=True).flatten(0, 1)
+        if rest == images.shape[0]:
             return self._normalize(images[None], first=True)[0]
-        groups = images[:whole].unflatten(0, (-1, self.group))
+        groups = images[:-rest].unflatten(0, (-1, self.group))
         normed = self._normalize(groups, first=True).flatten(0, 1)
-        if whole == images.shape[0]:
-            return normed
-        rest = self._normalize(images[None, whole:], first=False)[0]
-        return torch.cat([normed, rest])
+        return torch.cat([normed, self._normalize(images[None, -rest:], first=False)[0]])
 
     def _normalize(self, groups: Tensor, first: bool) -> Tensor:
-        """(groups, images, C, H, W), each group by its own mean and variance, in fp32 or better."""
-        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
-        var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0, keepdim=True)
+        """(groups, images, C, H, W), each group by its own mean and variance."""
+        normed, mean, var = _NormalizeGroups.apply(groups, self.weight, self.bias, self.eps)
         if first:
-            self._update_running(mean[0], var[0], wide.shape[1] * wide.shape[3] * wide.shape[4])
-        weight, bias = self.weight.view(-1, 1, 1), self.bias.view(-1, 1, 1)
-        return ((wide - mean) * torch.rsqrt(var + self.eps) * weight + bias).to(groups.dtype)
+            self._update_running(mean[0], var[0], groups[0].numel() // groups.shape[2])
+        return normed
 
     @torch.no_grad()
     def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:

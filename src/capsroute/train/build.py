@@ -1,8 +1,9 @@
 """From a config to the parts of a run: data, model, batches, and the model as training calls it."""
 
+import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,12 +25,20 @@ class Runtime:
 
     device: str = "auto"
     """auto, cpu or cuda."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
-    capture: bool = False
-    """Run each step as one CUDA graph (a GPU, one process, images on the GPU); not yet proven."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile the model with torch.compile; auto: on one GPU, whose first steps take a minute."""
+    capture: bool = True
+    """Run each step as one CUDA graph (on one GPU that holds the images)."""
     tensorboard: bool = False
     """Write TensorBoard files too (extra `tensorboard`)."""
+
+    def resolve(self, job: Processes) -> "Runtime":
+        """With `compile` decided for where the run is."""
+        if self.compile != "auto":
+            return self
+        alone_on_gpu = job.device.type == "cuda" and job.world == 1
+        yes = alone_on_gpu and importlib.util.find_spec("triton") is not None
+        return replace(self, compile="yes" if yes else "no")
 
 
 def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
@@ -129,7 +138,7 @@ def _prepare_convolutions(model: nn.Module) -> None:
 
 def compiled(function: Callable, runtime: Runtime) -> Any:
     """As `torch.compile` makes it, if asked for; each shape is compiled by itself."""
-    return torch.compile(function, dynamic=False) if runtime.compile else function
+    return torch.compile(function, dynamic=False) if runtime.compile == "yes" else function
 
 
 def capture_note(split: Split, job: Processes, runtime: Runtime) -> str | None:

@@ -75,6 +75,7 @@ class _Run:
         dataset: Dataset,
     ) -> None:
         self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
+        runtime = runtime.resolve(job)
         title, board = config.experiment, runtime.tensorboard
         self.log = RunLog(folder, title, tensorboard=board) if job.first else None
         check_evaluation(config, dataset)
@@ -262,11 +263,8 @@ class _Run:
         return summary
 
     def close(self) -> None:
-        self.captured, self.graphs, self.held_out = (
-            None,
-            None,
-            {},
-        )  # which hold this run, and a pool
+        # they hold this run, and a pool of memory
+        self.captured, self.graphs, self.held_out = None, None, {}
         if self.log is not None:
             self.log.close()
         self.folder.release()
