@@ -17,16 +17,8 @@ WHERE = dict.fromkeys(("device", "torch", "cuda", "triton", "python", "capsroute
 WHERE["dirty"] = False
 
 
-def plan(*models, modes=("train",), batches=(8,), backbone=True, reference=True):
-    return plan_cases(
-        models,
-        modes,
-        batches,
-        dtype="float32",
-        bn_group=None,
-        backbone=backbone,
-        reference=reference,
-    )
+def plan(*models, modes=("train",), batches=(8,), alone=True, reference=True):
+    return plan_cases(models, modes, batches, dtype="float32", alone=alone, reference=reference)
 
 
 def test_each_comparison_is_planned_once_and_before_what_it_is_for():
@@ -66,7 +58,13 @@ def test_a_case_runs(mode, model):
 
 
 def test_the_backbone_alone_runs():
-    case = Case("inverted_resnet_cifar10", 2, "train", batch=2, dtype="float32").backbone
+    case = Case("inverted_resnet_cifar10", 2, "train", batch=2, dtype="float32").alone
+    assert time_case(case, CPU, repeats=1, compile=False).median_ms > 0
+
+
+def test_another_image_size_runs():
+    case = dataclasses.replace(SMALL, model="inverted_simple_cifar10", image_size=20)
+    assert case.what == "inverted_simple_cifar10_r2 at 20"
     assert time_case(case, CPU, repeats=1, compile=False).median_ms > 0
 
 

@@ -7,7 +7,7 @@ from capsroute import create_model
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.step import Moment, TrainStep
 
-STEPS, BATCH = 50, 64
+STEPS, BATCH, LR = 50, 64, 0.002
 
 
 def batches(seed=0):
@@ -20,22 +20,29 @@ def batches(seed=0):
         yield (0.5 * colours[labels] + 0.5 * noise).cuda(), labels.cuda()
 
 
-def loss_curve(impl, dtype):
+def loss_curve(impl, dtype, nudge=0.0):
+    """Losses of the steps; `nudge` moves every weight by about that much of itself at the start."""
     torch.manual_seed(0)
     model = create_model("inverted_resnet_cifar10", iterations=3, impl=impl).cuda()
-    config = Config(optim=OptimConfig(lr=0.01), dtype=dtype)
-    step = TrainStep(model, model, config, world=1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + nudge * torch.randn_like(weight))
+    optim = OptimConfig(lr=LR, momentum=0.0)  # calm: with momentum, rounding decides the curve
+    step = TrainStep(model, model, Config(optim=optim, dtype=dtype), world=1)
     curve = []
     for index, (images, labels) in enumerate(batches()):
         before = step.totals.sums[0].clone()
-        step(images, labels, 1.0, Moment(index, 0.01, 0.0))
+        step(images, labels, 1.0, Moment(index, LR, 0.0))
         curve.append((step.totals.sums[0] - before) / BATCH)
     return torch.stack(curve).float().cpu()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 0.02), ("bfloat16", 0.1)])
-def test_the_loss_curves_are_one(dtype, allowed):
-    fused, plain = loss_curve("triton", dtype), loss_curve("tiled", dtype)
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", 2**-9)])
+def test_the_loss_curves_are_one(dtype, rounding):
+    """Training amplifies rounding, so the measure is what rounding the weights once does to it."""
+    plain, fused = loss_curve("tiled", dtype), loss_curve("triton", dtype)
+    rounded = loss_curve("tiled", dtype, nudge=rounding)
     assert plain[-10:].mean() < 0.7 * plain[:5].mean()  # it did learn
-    assert (fused - plain).abs().max() <= allowed * plain[0]
+    assert (fused - plain).abs().max() <= 3 * (rounded - plain).abs().max()
+    assert (rounded - plain).abs().max() < 0.1 * plain[0]  # else the measure would allow anything

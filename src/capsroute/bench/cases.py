@@ -36,6 +36,8 @@ class Case:
     batch: int = 128
     dtype: Dtype = "bfloat16"
     bn_group: int | None = None
+    backbone: str | None = None  # of timm
+    image_size: int | None = None  # the model's own, unless given
 
     def __str__(self) -> str:
         return f"{self.what}, {self.mode}, batch {self.batch}, {self.dtype}"
@@ -43,12 +45,18 @@ class Case:
     @property
     def what(self) -> str:
         """The model, with its iterations as in experiments' names."""
-        name = self.model if self.part == "model" else f"backbone of {self.model}"
         turns = "" if self.iterations is None else f"_r{self.iterations}"
-        return f"{name}{turns}" if self.impl == "auto" else f"{name}{turns} ({self.impl})"
+        name = self.model + turns
+        if self.backbone is not None:
+            name += f" on {self.backbone}"
+        if self.image_size is not None:
+            name += f" at {self.image_size}"
+        if self.part == "backbone":
+            name = f"backbone of {name}"
+        return name if self.impl == "auto" else f"{name} ({self.impl})"
 
     @property
-    def backbone(self) -> "Case":
+    def alone(self) -> "Case":
         """The backbone alone under the same conditions."""
         return replace(self, iterations=None, part="backbone", impl="auto")
 
@@ -64,10 +72,12 @@ def plan_cases(
     batches: Sequence[int],
     *,
     dtype: Dtype,
-    bn_group: int | None,
-    backbone: bool,
+    alone: bool,
     reference: bool,
     impl: str = "auto",
+    bn_group: int | None = None,
+    backbone: str | None = None,
+    image_size: int | None = None,
 ) -> list[Case]:
     """Cases for `NAME` or `NAME:2,4` (iterations), each comparison before what it is for."""
     planned: dict[Case, None] = {}  # ordered, none twice
@@ -75,9 +85,10 @@ def plan_cases(
         name, turns = _parse(text)
         for mode, batch, iterations in itertools.product(modes, batches, turns):
             own = impl if "impl" in model_info(name).options else "auto"
-            case = Case(name, iterations, mode, "model", own, batch, dtype, bn_group)
-            if backbone and _has_resnet(name):
-                planned[case.backbone] = None
+            case = Case(name, iterations, mode, "model", own, batch, dtype)
+            case = replace(case, bn_group=bn_group, backbone=backbone, image_size=image_size)
+            if alone and _has_resnet(name):
+                planned[case.alone] = None
             if reference and "impl" in model_info(name).options:
                 planned[case.reference] = None
             planned[case] = None
@@ -115,8 +126,9 @@ class BackboneAlone(ImageClassifier):
 def build_model(case: Case, device: torch.device) -> ImageClassifier:
     torch.manual_seed(0)
     options: dict[str, Any] = {} if case.impl == "auto" else {"impl": case.impl}
-    if case.bn_group is not None:
-        options["bn_group"] = case.bn_group
+    for name in ("bn_group", "backbone", "image_size"):
+        if getattr(case, name) is not None:
+            options[name] = getattr(case, name)
     model = create_model(case.model, iterations=case.iterations, **options)
     if case.part == "backbone":
         assert isinstance(model.backbone, nn.Module)
@@ -137,7 +149,7 @@ def _training(
 ) -> Callable[[], None]:
     config = Config(dtype=case.dtype, batch_size=case.batch)
     train_step = TrainStep(wrapped, model, config, 1, partial(compiled, runtime=runtime))
-    batches = _batches(model_info(case.model).dataset, case.batch, device)
+    batches = _batches(model_info(case.model).dataset, model, case.batch, device)
     render = compiled(batches.render, runtime)
     steps = CapturedSteps(
         Graphs(device),
@@ -166,11 +178,13 @@ def _inference(
     return Graphs(device).replay(forward)
 
 
-def _batches(dataset: str, batch: int, device: torch.device) -> TrainBatches:
+def _batches(
+    dataset: str, model: ImageClassifier, batch: int, device: torch.device
+) -> TrainBatches:
     """As training makes them; every batch is whole."""
     if dataset == "diverse_multimnist":
         return TrainBatches(replace(_digits(), length=EPOCH * batch).to(device), batch)
-    return TrainBatches(_made_up(dataset, EPOCH * batch).to(device), batch, augment=Augment())
+    return TrainBatches(_made_up(model, EPOCH * batch).to(device), batch, augment=Augment())
 
 
 @cache
@@ -180,8 +194,8 @@ def _digits() -> DiverseMultiMNIST:
     return train
 
 
-def _made_up(dataset: str, count: int) -> Split:
+def _made_up(model: ImageClassifier, count: int) -> Split:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    classes = 100 if dataset == "cifar100" else 10
-    return ArraySplit(images, torch.randint(classes, (count,), generator=generator))
+    shape = (count, model.in_channels, *model.image_size)
+    images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    return ArraySplit(images, torch.randint(model.num_classes, (count,), generator=generator))

@@ -31,7 +31,8 @@ class Options:
     benchmark that was cut goes on.
 
     For example `capsroute bench`, `capsroute bench inverted_resnet_cifar10:1,2,4 cnn_cifar10`,
-    `capsroute bench inverted_simple_cifar10 --modes infer --batch 1 128 --out speed.csv`.
+    `capsroute bench inverted_simple_cifar10 --modes infer --batch 1 128 --out speed.csv`,
+    `capsroute bench inverted_resnet_cifar10 --backbone timm/resnet50 --image-size 224`.
     """
 
     models: Annotated[
@@ -48,8 +49,12 @@ class Options:
     """Images a BatchNorm group sees (ResNet backbones)."""
     impl: Literal["auto", "triton", "tiled"] = "auto"
     """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
-    backbone: bool = True
-    """Whether the ResNet backbone alone is timed too, with average pooling and a linear layer."""
+    backbone: Annotated[str | None, optional("timm/NAME")] = None
+    """Backbone of timm below the capsules, such as timm/resnet50 (extra `timm`)."""
+    image_size: Annotated[int | None, optional("N")] = None
+    """Height and width of the images; the model's own unless given."""
+    alone: bool = True
+    """Whether a ResNet backbone alone is timed too, with average pooling and a linear layer."""
     reference: bool = False
     """Time `impl="reference"` too, which holds every vote; it may not fit."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 50
@@ -107,10 +112,12 @@ def _plan(options: Options) -> list[Case]:
         options.modes,
         options.batch,
         dtype=options.dtype,
-        bn_group=options.bn_group,
-        backbone=options.backbone,
+        alone=options.alone,
         reference=options.reference,
         impl=options.impl,
+        bn_group=options.bn_group,
+        backbone=options.backbone,
+        image_size=options.image_size,
     )
 
 
@@ -145,7 +152,7 @@ def _print_table(rows: dict[Case, Row]) -> None:
             f"{row.timing.median_ms:.3f}",
             f"{row.images_per_s:,.0f}",
             "" if peak is None else f"{peak:,.0f}",
-            _ratio(row, rows.get(case.backbone)),
+            _ratio(row, rows.get(case.alone)),
             _ratio(rows.get(case.reference), row) if case.impl != "reference" else "",
         )
     # numbers are never cut: a pipe, or a narrow terminal, gets longer lines
