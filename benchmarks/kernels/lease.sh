@@ -12,7 +12,7 @@ swept=("cifar10 conv1" "cifar100 conv1" "matrix conv" "cifar10 class")
 cases=$(python3 -c 'import sys; sys.path[:0] = ["tests/ops", "src"]; import triton_cases
 print(len(triton_cases.ODD))')
 
-echo "== right? ($cases odd shapes, three dtypes, three seeds)"
+echo "== right? ($cases odd shapes, three dtypes, five seeds)"
 for case in $(seq 0 $((cases - 1))); do
     timeout 150 $run --check "$case" --json "$out/check.$case.jsonl" &
 done
@@ -33,12 +33,13 @@ done
 wait
 
 echo "== how fast"
-timeout 70 $run --layers all --json "$out/layers.jsonl"
+timeout 60 $run --layers all --json "$out/layers.jsonl"
 if [ -n "$old" ]; then
     echo "-- before"
-    KERNELS_SOURCE=$old timeout 70 $run --layers all --json "$out/layers.jsonl"
+    KERNELS_SOURCE=$old timeout 60 $run --layers all --json "$out/layers.jsonl"
 fi
 timeout 90 $run --sweep "${swept[@]}" --json "$out/sweep.jsonl"
+python3 benchmarks/kernels/table.py "$out/layers.jsonl"
 python3 benchmarks/kernels/best.py "$out/sweep.jsonl"
 
 echo "== the tests on a card"

@@ -30,25 +30,27 @@ from capsroute.ops.inverted.triton import geometry  # noqa: E402
 from layers import LAYERS  # noqa: E402
 
 ACCUMULATOR = [
-    {"num_stages": 1},
-    {"num_stages": 3},
+    {"num_stages": 2},
+    {"num_stages": 4},
     {"resident": 1},
     {"resident": 3},
     {"resident": 4},
-    {"rows": 128, "num_warps": 8, "resident": 1},
 ]
 SWEEPS = {
     "route": ACCUMULATOR,
     "slopes": ACCUMULATOR,
     "coefficients": ACCUMULATOR,
-    "children": [*ACCUMULATOR, {"num_stages": 4}, {"maxnreg": 168, "resident": 3}],
+    "children": [*ACCUMULATOR, {"resident": 2}, {"rows": 128, "num_warps": 8, "resident": 1}],
     "weight": [
-        *({"stacks": stacks} for stacks in (1, 2, 4, 8)),
-        *({"num_stages": stages} for stages in (1, 3)),
-        *({"rows": rows} for rows in (32, 128)),
-        *({"resident": resident} for resident in (1, 3, 4)),
-        *({"pick_on_load": on} for on in (False, True)),
-        {"stacks": 1, "num_stages": 3},
+        *({"halves": halves} for halves in (4, 6, 8, 12, 16)),
+        *({"resident": resident} for resident in (2, 3, 4)),
+        {"num_stages": 3},
+        {"num_warps": 8, "resident": 1},
+        {"rows": 32, "halves": 4, "resident": 4},
+        {"rows": 32, "halves": 8, "num_stages": 3},
+        {"rows": 64, "halves": 8, "resident": 2},
+        {"rows": 64, "halves": 16, "resident": 2},
+        {"rows": 128, "num_warps": 8, "halves": 8, "resident": 1},
     ],
 }
 KERNELS = {
@@ -142,7 +144,7 @@ def check(index, emit):
     for (name, shapes), dtype, seed in itertools.product(
         chosen if index < 0 else chosen[index : index + 1],
         (torch.bfloat16, torch.float16, torch.float32),
-        range(3),
+        range(5),
     ):
         try:
             rows = cases.errors(shapes, dtype, seed, "cuda")

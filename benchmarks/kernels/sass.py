@@ -46,7 +46,7 @@ def classify(opcode):
 
 def pairs_of_an_iteration(arguments):
     """Child-parent pairs that one turn of a kernel's main loop handles."""
-    children = 16 // arguments["A_PAD"] * arguments.get("STACKS", 1)
+    children = 8 // arguments["A_PAD"] * arguments.get("HALVES", 2)
     rows = arguments.get("ROWS", 0) // arguments["R_PAD"] or arguments["BLOCK_N"]
     part = arguments.get("PART", arguments["COLUMNS"]) / arguments["COLUMNS"]
     return children * rows * arguments["N_OUT"] * part

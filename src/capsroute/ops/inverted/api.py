@@ -68,7 +68,7 @@ def routing_step(
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
             them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
-            can run (once they have been proven on a card), the formula in a graph that is
+            can run (CUDA, compute capability 8.0 and newer), the formula in a graph that is
             exported, `tiled` otherwise. The logger `capsroute` says once, at debug level, what it
             chose and why.
         return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only

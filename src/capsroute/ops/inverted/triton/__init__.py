@@ -15,7 +15,6 @@ from capsroute.ops.inverted.triton.geometry import power_of_two
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
 MOST_PARENTS = 1024  # they compete within one program
 LARGEST_INDEX = 2**31
-PROVEN = False  # these kernels have passed interpreter and compiler, and no card yet
 
 
 def supported(children: Tensor, weight: Tensor) -> str | None:
@@ -42,8 +41,6 @@ def avoided(children: Tensor, weight: Tensor) -> str | None:
     """Why `impl="auto"` leaves the kernels alone: as above, and the interpreter is for tests."""
     if not children.is_cuda:
         return f"the kernels need a CUDA device, not {children.device.type}"
-    if not PROVEN:
-        return "the kernels have not been proven on a card; impl='triton' takes them"
     return supported(children, weight)
 
 

@@ -16,15 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from capsroute.ops.inverted.triton import geometry
-from capsroute.ops.inverted.triton.common import softmax, window_corner
+from capsroute.ops.inverted.triton.common import softmax, softmax_gradient, window_corner
 from capsroute.ops.inverted.triton.forward import aggregate, vote_precision
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
 from capsroute.ops.inverted.triton.large import large_gradients
+from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
     WARP_COLUMNS,
     Tile,
     as_matrix,
     as_poses,
+    column_elements,
     in_accumulator,
     is_small,
     load_stack,
@@ -43,6 +45,7 @@ def small_coefficients_kernel(
     parents,
     grad_poses,
     coefficients,
+    columns,
     positions,
     height,
     width,
@@ -65,7 +68,11 @@ def small_coefficients_kernel(
     HIGH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """r and the slopes of `split` stacks: (children, positions, parents, [r, slope]), padded."""
+    """r and the slopes of `split` stacks: (children, positions, parents, [r, slope]), padded.
+
+    The first program of a tile leaves q and g for ∂L/∂weight, as it multiplies them: by columns,
+    ([q, g], positions, parents, B_PAD, R_PAD), zero where padded.
+    """
     MEMBERS: tl.constexpr = 16 // A_PAD
     POSITIONS: tl.constexpr = ROWS // R_PAD
     PARENTS: tl.constexpr = COLUMNS // B_PAD
@@ -80,8 +87,15 @@ def small_coefficients_kernel(
     pair = (n[:, None] * PARENTS + j[None, :])[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
     element, real = pose_elements(j, N_OUT, R, B, R_PAD, B_PAD)
     own = (n * (N_OUT * R * B))[:, None, None, None] + element
-    q = tl.load(parents + own, mask=real, other=0.0).to(tl.float32) * scale
-    g = tl.load(grad_poses + own, mask=real, other=0.0).to(tl.float32)
+    q = tl.load(parents + own, mask=real, other=0.0)
+    g = tl.load(grad_poses + own, mask=real, other=0.0)
+    if tl.program_id(1) == 0:
+        each = PARENTS * R_PAD * B_PAD
+        to = columns + (n * each)[:, None, None, None] + column_elements(j, R_PAD, B_PAD)
+        tl.store(to, q, mask=inside[:, :, :, None])
+        tl.store(to + tl.cast(positions, tl.int64) * each, g, mask=inside[:, :, :, None])
+    q = q.to(tl.float32) * scale
+    g = g.to(tl.float32)
     first = tl.program_id(1) * split
     last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
     for stack in tl.range(first, last):
@@ -94,7 +108,7 @@ def small_coefficients_kernel(
                 agreement = tl.where((j < N_OUT)[None, :], agreement, float("-inf"))
             share = softmax(agreement, children.dtype.element_ty)
             u = pose_dot(v, g)
-            slope = scale * share * (u - tl.sum(share * u, axis=1)[:, None])
+            slope = scale * softmax_gradient(share, u, children.dtype.element_ty)
             both = tl.join(share, slope).to(coefficients.dtype.element_ty)
             at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
             tl.store(coefficients + at + pair, both, mask=inside)
@@ -130,9 +144,10 @@ def small_children_kernel(
 ):
     """∂L/∂p of `split` stacks, seen from each window: (parts, k², positions, N_IN, R·A).
 
-    A part has PART columns: g and q of that many stay in registers while the children pass.
+    A part has PART columns: g and q of that many stay in registers while the children pass, half a
+    stack at a time, since a product needs 8 columns and no more.
     """
-    MEMBERS: tl.constexpr = 16 // A_PAD
+    MEMBERS: tl.constexpr = 8 // A_PAD
     POSITIONS: tl.constexpr = ROWS // R_PAD
     PARENTS: tl.constexpr = COLUMNS // B_PAD
     LOW: tl.constexpr = PARENTS // HIGH
@@ -153,37 +168,38 @@ def small_children_kernel(
     g = in_accumulator(g, R_PAD, B_PAD, HIGH)
     q = in_accumulator(q, R_PAD, B_PAD, HIGH)
     column = part * PART + tl.arange(0, PART)
-    k = tl.arange(0, 16)
+    k = tl.arange(0, 8)
     windows = grad_windows + tl.cast(part, tl.int64) * (K * K) * positions * (N_IN * R * A)
     first = tl.program_id(1) * split
-    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
+    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, 2 * MEMBERS))
     for stack in tl.range(first, last):
-        grad_p = tl.zeros((ROWS, 16), tl.float32)
-        for member in tl.static_range(MEMBERS):
-            at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
-            both = tl.load(coefficients + at + pair)
-            share, slope = tl.split(tl.reshape(both, (POSITIONS, PART // B_PAD, 2)))
-            # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
-            grad_v = share[:, None, :, None] * g + slope[:, None, :, None] * q
-            grad_v = as_matrix(grad_v.to(g.dtype), R_PAD, B_PAD, HIGH)
-            w = load_transform(weight, stack, column, member, COLUMNS, A_PAD)
-            grad_p = tl.dot(grad_v, tl.trans(w), grad_p, input_precision="ieee")
-        child = stack * MEMBERS + k // A_PAD
-        tap = tl.cast(child // N_IN, tl.int64) * positions * (N_IN * R * A)
-        to = windows + (tap + child % N_IN * (R * A) + k % A_PAD)[None, :]
-        real_column = (child < K * K * N_IN) & (k % A_PAD < A)
-        tl.store(
-            to + ((row * N_IN * R + r) * A)[:, None],
-            grad_p.to(windows.dtype.element_ty),
-            mask=((row < positions) & (r < R))[:, None] & real_column[None, :],
-        )
+        for s in tl.static_range(2):
+            half = stack * 2 + s
+            grad_p = tl.zeros((ROWS, 8), tl.float32)
+            for member in tl.static_range(MEMBERS):
+                at = (tl.cast(half, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
+                both = tl.load(coefficients + at + pair)
+                share, slope = tl.split(tl.reshape(both, (POSITIONS, PART // B_PAD, 2)))
+                # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
+                grad_v = share[:, None, :, None] * g + slope[:, None, :, None] * q
+                grad_v = as_matrix(grad_v.to(g.dtype), R_PAD, B_PAD, HIGH)
+                w = load_transform(weight, half, column, member, COLUMNS, A_PAD, 8)
+                grad_p = tl.dot(grad_v, tl.trans(w), grad_p, input_precision="ieee")
+            child = half * MEMBERS + k // A_PAD
+            tap = tl.cast(child // N_IN, tl.int64) * positions * (N_IN * R * A)
+            to = windows + (tap + child % N_IN * (R * A) + k % A_PAD)[None, :]
+            real_column = (child < K * K * N_IN) & (k % A_PAD < A)
+            tl.store(
+                to + ((row * N_IN * R + r) * A)[:, None],
+                grad_p.to(windows.dtype.element_ty),
+                mask=((row < positions) & (r < R))[:, None] & real_column[None, :],
+            )
 
 
 @triton.jit
 def small_weight_kernel(
     children,
-    parents,
-    grad_poses,
+    columns,
     coefficients,
     grad_weight,
     positions,
@@ -206,18 +222,17 @@ def small_weight_kernel(
     B_PAD: tl.constexpr,
     HIGH: tl.constexpr,
     PART: tl.constexpr,
-    STACKS: tl.constexpr,
-    PICK_ON_LOAD: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    """∂L/∂W of STACKS stacks of children over `split` positions: (splits, stacks · 16, COLUMNS).
+    """∂L/∂W of HALVES half stacks over `split` positions: (splits, stacks · 16, COLUMNS).
 
-    parents and grad_poses come padded and by columns: (positions, parents, B_PAD, R_PAD). A tile of
-    them, PART columns wide, serves all the children. The product is (parent and column) × (stack),
-    its inner axis (position, row), both ordered so that a thread needs few coefficients: as an
-    operand it owns inner elements 2m, 2m + 1 of every 8 and rows l, l + 8 of every 16.
+    A tile of q and g (`columns`, from the kernel of the coefficients), PART columns wide, serves
+    all the children. The product is (parent and column) × (half a stack), its inner axis
+    (position, row), both ordered so that a thread needs few coefficients: as an operand it owns
+    inner elements 2m, 2m + 1 of every 8 and rows l, l + 8 of every 16.
     """
-    WINDOW: tl.constexpr = K * K * N_IN
-    MEMBERS: tl.constexpr = 16 // A_PAD
+    MEMBERS: tl.constexpr = 8 // A_PAD
+    LAST: tl.constexpr = (K * K * N_IN + 2 * MEMBERS - 1) // (2 * MEMBERS) * 2 - 1
     PARENTS: tl.constexpr = COLUMNS // B_PAD
     OWN: tl.constexpr = PART // B_PAD
     RL: tl.constexpr = 2 if R_PAD > 1 else 1
@@ -227,12 +242,11 @@ def small_weight_kernel(
     row_n, row_r = row // (4 * R_PAD) * 4 + row // RL % 4, row // (4 * RL) * RL % R_PAD + row % RL
     j = tl.program_id(2) * OWN + tl.arange(0, OWN)
     two = tl.program_id(2) * (2 * OWN) + tl.arange(0, 2 * OWN)
-    b = tl.arange(0, B_PAD)[None, None, :, None]
-    r = tl.arange(0, R_PAD)[None, None, None, :]
-    element = (j[None, :, None, None] * B_PAD + b) * R_PAD + r
+    pose = tl.arange(0, B_PAD * R_PAD)[None, None, :]
+    element = (j * (B_PAD * R_PAD))[None, :, None] + pose
     total = ()
-    for _ in tl.static_range(STACKS):
-        total = total + (tl.zeros((PART, 16), tl.float32),)
+    for _ in tl.static_range(HALVES):
+        total = total + (tl.zeros((PART, 8), tl.float32),)
     first = tl.program_id(1) * split
     last = tl.minimum(first + split, positions)
     for start in tl.range(first, last, BLOCK_N):
@@ -240,18 +254,21 @@ def small_weight_kernel(
         n = start + tl.arange(0, BLOCK_N)
         inside = (n < last)[:, None]
         n = tl.minimum(n, last - 1)
-        own = (n * (PARENTS * B_PAD * R_PAD))[:, None, None, None] + element
-        g, q = tl.load(grad_poses + own), tl.load(parents + own)
+        own = columns + (n * (COLUMNS * R_PAD))[:, None, None] + element
+        q, g = tl.load(own), tl.load(own + tl.cast(positions, tl.int64) * (COLUMNS * R_PAD))
+        q = tl.reshape(q, (BLOCK_N, OWN, B_PAD, R_PAD))
+        g = tl.reshape(g, (BLOCK_N, OWN, B_PAD, R_PAD))
         pair = n[:, None] * (2 * PARENTS) + two[None, :]
         seen = tl.minimum(start + row_n, last - 1)
         corner = window_corner(seen, height, width, out_height, out_width, stride, N_IN, R * A)
         new = ()
-        for s in tl.static_range(STACKS):
-            # a last program with too few stacks repeats the last one, and writes the same twice
-            stack = tl.minimum(tl.program_id(0) * STACKS + s, tl.cdiv(WINDOW, MEMBERS) - 1)
+        for s in tl.static_range(HALVES):
+            # a last program with too few of them repeats the last one, and writes the same twice
+            half = tl.minimum(tl.program_id(0) * HALVES + s, LAST)
+            p = load_stack(children, corner, row_r, half, width, N_IN, K, R, A, R_PAD, A_PAD, 8)
             product = total[s]
             for member in tl.static_range(MEMBERS):
-                at = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
+                at = (tl.cast(half, tl.int64) * MEMBERS + member) * positions * (2 * PARENTS)
                 both = tl.load(coefficients + at + pair, mask=inside, other=0.0)
                 share, slope = tl.split(tl.reshape(both, (BLOCK_N, OWN, 2)))
                 # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
@@ -262,23 +279,10 @@ def small_weight_kernel(
                 )
                 grad_v = tl.permute(grad_v, (4, 2, 5, 3, 0, 6, 1, 7))
                 grad_v = tl.reshape(grad_v, (PART, BLOCK_N * R_PAD))
-                p = load_stack(
-                    children,
-                    corner,
-                    row_r,
-                    stack,
-                    width,
-                    N_IN,
-                    K,
-                    R,
-                    A,
-                    R_PAD,
-                    A_PAD,
-                    member if PICK_ON_LOAD else None,
-                )
-                if not PICK_ON_LOAD:
-                    p = tl.where((tl.arange(0, 16) // A_PAD == member)[None, :], p, 0.0)
-                product = tl.dot(grad_v, p, product, input_precision="ieee")
+                one = p
+                if MEMBERS > 1:
+                    one = tl.where((tl.arange(0, 8) // A_PAD == member)[None, :], p, 0.0)
+                product = tl.dot(grad_v, one, product, input_precision="ieee")
             new = new + (product,)
         total = new
     column = tl.arange(0, PART)
@@ -287,10 +291,10 @@ def small_weight_kernel(
     # the column of the packed weight (tile.py) that holds this parent and column
     low, high = j % (PARENTS // HIGH), j // (PARENTS // HIGH)
     packed = ((low * (B_PAD // BL) + b // BL) * HIGH + high) * BL + b % BL
-    for s in tl.static_range(STACKS):
-        stack = tl.minimum(tl.program_id(0) * STACKS + s, tl.cdiv(WINDOW, MEMBERS) - 1)
-        to = tl.cast(tl.program_id(1), tl.int64) * tl.cdiv(WINDOW, MEMBERS) + stack
-        to = to * (16 * COLUMNS) + tl.arange(0, 16)[None, :] * COLUMNS + packed[:, None]
+    for s in tl.static_range(HALVES):
+        half = tl.minimum(tl.program_id(0) * HALVES + s, LAST)
+        to = tl.cast(tl.program_id(1), tl.int64) * (LAST + 1) + half
+        to = to * (8 * COLUMNS) + tl.arange(0, 8)[None, :] * COLUMNS + packed[:, None]
         tl.store(grad_weight + to, total[s].to(grad_weight.dtype.element_ty))
 
 
@@ -371,6 +375,11 @@ def _small_gradients(
         device=children.device,
         dtype=geometry.coefficient_dtype(children.dtype),
     )
+    columns = torch.empty(
+        (2, sizes.positions, tile.parents, tile.b_pad, tile.r_pad),
+        device=children.device,
+        dtype=children.dtype,
+    )
     tensors = {"parents": parents, "grad_poses": grad_poses, "coefficients": coefficients}
 
     chosen = settings("coefficients", tile, children.dtype)
@@ -382,12 +391,13 @@ def _small_gradients(
         children=children,
         weight=weight,
         **tensors,
+        columns=columns,
         scale=scale,
         split=split,
         **sizes.addressing(),
         ROWS=chosen.rows,
         **tile.constants(),
-        PRECISION=vote_precision(children.dtype),
+        PRECISION=vote_precision(children.dtype, sizes),
         **chosen.options(),
     )
     grad_parents = aggregate(children, weight, parents, coefficients, sizes, scale, given=True)
@@ -413,16 +423,15 @@ def _small_gradients(
     chosen = settings("weight", tile, children.dtype)
     block_n = max(4, chosen.rows // tile.r_pad)
     part = min(tile.columns, WARP_COLUMNS)
-    programs, parts = ceil_div(tile.stacks, chosen.stacks), tile.columns // part
+    programs, parts = ceil_div(2 * tile.stacks, chosen.halves), tile.columns // part
     slots, blocks = chosen.resident * multiprocessors, ceil_div(sizes.positions, block_n)
     splits, run = geometry.split_evenly(programs * parts, blocks, slots)
-    grad_weight = geometry.partial(splits, tuple(weight.shape), weight)
+    grad_weight = partial(splits, tuple(weight.shape), weight)
     geometry.launch(
         small_weight_kernel,
         (programs, splits, parts),
         children=children,
-        parents=_by_columns(parents, sizes, tile),
-        grad_poses=_by_columns(grad_poses, sizes, tile),
+        columns=columns,
         coefficients=coefficients,
         grad_weight=grad_weight,
         split=run * block_n,
@@ -430,21 +439,16 @@ def _small_gradients(
         BLOCK_N=block_n,
         **tile.constants(),
         PART=part,
-        STACKS=chosen.stacks,
-        PICK_ON_LOAD=chosen.pick_on_load,
+        HALVES=chosen.halves,
         **chosen.options(),
     )
-    return geometry.add_splits(grad_weight, weight.dtype), grad_parents
+    return add_splits(grad_weight, weight.dtype), grad_parents
 
 
-def _by_columns(poses: Tensor, sizes: Geometry, tile: Tile) -> Tensor:
-    """(positions, parents, B_PAD, R_PAD), zero where padded: as ∂L/∂weight multiplies them."""
-    shape = (sizes.positions, tile.parents, tile.b_pad, tile.r_pad)
-    exact = shape[1:] == (sizes.n_out, sizes.b, sizes.rows)
-    padded = poses.new_empty(shape) if exact else poses.new_zeros(shape)
-    columns = poses.view(sizes.positions, sizes.n_out, sizes.rows, sizes.b).transpose(2, 3)
-    padded[:, : sizes.n_out, : sizes.b, : sizes.rows] = columns
-    return padded
+def _least_padding(size: int, largest: int) -> int:
+    """The power of two in whose multiples `size` fits best, down to what a warp loads at once."""
+    blocks = [largest >> shift for shift in range(4) if largest >> shift >= 128] or [largest]
+    return min(blocks, key=lambda block: ceil_div(size, block) * block)
 
 
 def _fold(grad_windows: Tensor, children: Tensor, sizes: Geometry) -> Tensor:
@@ -453,7 +457,7 @@ def _fold(grad_windows: Tensor, children: Tensor, sizes: Geometry) -> Tensor:
         return grad_windows.view(children.shape)  # every child is seen once
     channels = sizes.n_in * sizes.rows * sizes.a
     pixels = sizes.batch * sizes.height * sizes.width
-    block_c = min(1024, power_of_two(channels))
+    block_c = _least_padding(channels, min(1024, power_of_two(channels)))
     block_p = max(1, 2048 // block_c)
     grad_children = torch.empty_like(children)
     addressing = sizes.addressing()

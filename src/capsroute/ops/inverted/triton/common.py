@@ -1,4 +1,4 @@
-"""What every kernel needs: where a window's children lie, and the softmax over parents."""
+"""What every kernel needs: where a window's children lie, and the softmax over the parents."""
 
 # Kernel arguments have no Python types, constants are in capitals.
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -38,3 +38,12 @@ def softmax(x, TYPE: tl.constexpr):
         return x / tl.sum(x, axis=1)[:, None]
     x = tl.exp2(tl.fma(x, 1.4426950408889634, largest * -1.4426950408889634))
     return x * (1.0 / tl.sum(x, axis=1))[:, None]
+
+
+@triton.jit
+def softmax_gradient(share, u, TYPE: tl.constexpr):
+    """r (u − Σ r u) over the last axis. For fp32, what the mean was rounded off by is put back."""
+    u -= tl.sum(share * u, axis=1)[:, None]
+    if tl.float32 == TYPE:
+        u -= tl.sum(share * u, axis=1)[:, None]
+    return share * u

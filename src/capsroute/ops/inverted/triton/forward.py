@@ -19,6 +19,7 @@ from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.common import softmax, window_corner
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div
 from capsroute.ops.inverted.triton.large import aggregate_large
+from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
     Tile,
     as_poses,
@@ -117,13 +118,19 @@ def route_kernel(
 PARTIALS_A_STACK = 120
 
 
-def vote_precision(dtype: torch.dtype) -> str:
-    """Three products of tf32 keep what fp32 holds.
+FEW_ELEMENTS = 16  # of a pose: fewer, and its own roundings hide no others
+
+
+def vote_precision(dtype: torch.dtype, sizes: Geometry) -> str:
+    """Six products of bf16 hold the 24 bits of fp32; three of tf32 would hold 22.
 
     For votes only: the tensor cores cut off what they add up, which a sum over a child's row does
-    not notice and a sum over a thousand positions does.
+    not notice and a sum over a thousand positions does. A tiny pose notices too, and is multiplied
+    on the plain units. The interpreter multiplies in fp32 anyway.
     """
-    return "tf32x3" if dtype == torch.float32 else "ieee"
+    tiny = sizes.rows * sizes.b < FEW_ELEMENTS
+    exact = dtype != torch.float32 or tiny or triton.knobs.runtime.interpret
+    return "ieee" if exact else "bf16x6"
 
 
 def aggregate(
@@ -141,7 +148,7 @@ def aggregate(
     tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
     slots = chosen.resident * geometry.multiprocessors(children.device)
     splits, split = geometry.split_evenly(tiles, tile.stacks, slots, tiles / PARTIALS_A_STACK)
-    out = geometry.partial(splits, sizes.parents_shape(), children)
+    out = partial(splits, sizes.parents_shape(), children)
     geometry.launch(
         route_kernel,
         (tiles, splits),
@@ -157,10 +164,10 @@ def aggregate(
         **tile.constants(),
         GIVEN=given,
         KEEP=not given and coefficients.numel() > 0,
-        PRECISION=vote_precision(children.dtype),
+        PRECISION=vote_precision(children.dtype, sizes),
         **chosen.options(),
     )
-    return geometry.add_splits(out, children.dtype)
+    return add_splits(out, children.dtype)
 
 
 def weighted_votes(

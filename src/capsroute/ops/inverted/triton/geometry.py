@@ -109,13 +109,3 @@ def split_evenly(tiles: int, items: int, slots: int, price: float = 0.0) -> tupl
 
     run = ceil_div(items, min(range(1, min(items, 64) + 1), key=cost))
     return ceil_div(items, run), run
-
-
-def partial(splits: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A buffer for each split, to be added by `add_splits`, always in the same order."""
-    dtype = like.dtype if splits == 1 else torch.float32
-    return torch.empty((splits, *shape), device=like.device, dtype=dtype)
-
-
-def add_splits(buffers: Tensor, dtype: torch.dtype) -> Tensor:
-    return buffers[0] if buffers.shape[0] == 1 else buffers.sum(0).to(dtype)

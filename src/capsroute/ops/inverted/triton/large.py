@@ -14,8 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from capsroute.ops.inverted.triton import geometry
-from capsroute.ops.inverted.triton.common import child_offset, softmax, window_corner
+from capsroute.ops.inverted.triton.common import (
+    child_offset,
+    softmax,
+    softmax_gradient,
+    window_corner,
+)
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
+from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tuning import large_stages
 
 
@@ -90,7 +96,7 @@ def coefficients_kernel(
     inside = (n < positions)[:, None] & (j < N_OUT)[None, :]
     tl.store(shares + at, share.to(shares.dtype.element_ty), mask=inside)
     if BACKWARD:
-        slope = scale * share * (u - tl.sum(share * u, axis=1)[:, None])
+        slope = scale * softmax_gradient(share, u, children.dtype.element_ty)
         tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=inside)
 
 
@@ -306,7 +312,7 @@ def aggregate_large(
     )
     slots = 8 * geometry.multiprocessors(children.device)
     splits, split = geometry.split_evenly(tiles * sizes.n_out, sizes.window, slots, price=8.0)
-    out = geometry.partial(splits, sizes.parents_shape(), children)
+    out = partial(splits, sizes.parents_shape(), children)
     geometry.launch(
         aggregate_kernel,
         (tiles, sizes.n_out, splits),
@@ -321,7 +327,7 @@ def aggregate_large(
         num_warps=4,
         num_stages=large_stages(children.dtype),
     )
-    return geometry.add_splits(out, children.dtype), shares, slopes
+    return add_splits(out, children.dtype), shares, slopes
 
 
 def large_gradients(
@@ -356,7 +362,7 @@ def large_gradients(
     splits, run = geometry.split_evenly(
         programs, ceil_div(sizes.positions, blocks["BLOCK_N"]), slots
     )
-    grad_weight = geometry.partial(splits, tuple(weight.shape), weight)
+    grad_weight = partial(splits, tuple(weight.shape), weight)
     geometry.launch(
         large_weight_kernel,
         (programs, splits),
@@ -370,4 +376,4 @@ def large_gradients(
         num_warps=4,
         num_stages=large_stages(children.dtype),
     )
-    return geometry.add_splits(grad_weight, weight.dtype), grad_parents
+    return add_splits(grad_weight, weight.dtype), grad_parents

@@ -32,6 +32,7 @@ from capsroute.ops.inverted.triton.common import child_offset
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
 
 STACK = 16  # the least inner size of a product
+HALF = 8  # its least number of columns
 WARP_COLUMNS = 128  # of an accumulator with 16 rows, 64 registers of every thread
 SMALL_SIDE = 8
 MOST_COLUMNS = 1024  # eight warps side by side
@@ -184,6 +185,17 @@ def pose_elements(
 
 
 @triton.jit
+def column_elements(j, R_PAD: tl.constexpr, B_PAD: tl.constexpr):
+    """(1, LANES, parents, OWN): offsets from a position's first pose, by columns and padded."""
+    RH: tl.constexpr = 2 if R_PAD > 1 else 1
+    LANES: tl.constexpr = R_PAD // RH
+    lane = tl.arange(0, LANES)[None, :, None, None]
+    own = tl.arange(0, RH * B_PAD)[None, None, None, :]
+    r, b = own // B_PAD * LANES + lane, own % B_PAD
+    return (j[None, None, :, None] * B_PAD + b) * R_PAD + r
+
+
+@triton.jit
 def load_stack(
     children,
     corner,
@@ -196,33 +208,35 @@ def load_stack(
     A: tl.constexpr,
     R_PAD: tl.constexpr,
     A_PAD: tl.constexpr,
-    MEMBER: tl.constexpr = None,
+    WIDTH: tl.constexpr = 16,
 ):
-    """(rows, 16): row `r` of the poses of a stack's children, side by side, zero where padded.
-
-    With MEMBER, that child's alone, and zero for the others.
-    """
-    k = tl.arange(0, 16)
-    child = stack * (16 // A_PAD) + k // A_PAD
+    """(rows, WIDTH): row `r` of the poses of a stack's children, side by side, zero if padded."""
+    k = tl.arange(0, WIDTH)
+    child = stack * (WIDTH // A_PAD) + k // A_PAD
     column = child_offset(child, width, N_IN, K, R * A) + k % A_PAD
     at = children + (corner + r * A)[:, None] + column[None, :]
-    exact = R == R_PAD and A == A_PAD and (K * K * N_IN) % (16 // A_PAD) == 0
-    if exact and MEMBER is None:
+    if R == R_PAD and A == A_PAD and (K * K * N_IN) % (WIDTH // A_PAD) == 0:
         return tl.load(at)
     real = (k % A_PAD < A) & (child < K * K * N_IN)
-    if MEMBER is not None:
-        real = real & (k // A_PAD == MEMBER)
     return tl.load(at, mask=(r < R)[:, None] & real[None, :], other=0.0)
 
 
 @triton.jit
 def load_transform(
-    weight, stack, column, MEMBER: tl.constexpr, COLUMNS: tl.constexpr, A_PAD: tl.constexpr
+    weight,
+    stack,
+    column,
+    MEMBER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    A_PAD: tl.constexpr,
+    WIDTH: tl.constexpr = 16,
 ):
-    """(16, columns): a stack's transforms, zero but for one member's."""
-    k = tl.arange(0, 16)
-    at = weight + tl.cast(stack, tl.int64) * (16 * COLUMNS)
+    """(WIDTH, columns): a stack's transforms, zero but for one member's."""
+    k = tl.arange(0, WIDTH)
+    at = weight + tl.cast(stack, tl.int64) * (WIDTH * COLUMNS)
     at += k[:, None] * COLUMNS + column[None, :]
+    if A_PAD == WIDTH:
+        return tl.load(at)
     return tl.load(at, mask=(k // A_PAD == MEMBER)[:, None], other=0.0)
 
 
