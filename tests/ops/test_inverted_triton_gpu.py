@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton_cases as cases
 
+from capsroute.ops.inverted import routing_step
 from capsroute.ops.inverted import triton as kernels
 
 pytestmark = [
@@ -50,6 +51,18 @@ def test_compiles_into_one_graph(name):
     compiled = cases.run(torch.compile(two_steps, fullgraph=True), tensors, stride, scale)
     for got, want in zip(compiled, eager, strict=True):
         assert (got - want).float().norm() <= 0.01 * want.float().norm()
+
+
+def test_auto_takes_the_kernels_in_a_compiled_graph():
+    found = []
+
+    def backend(graph, _):
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    tensors, stride, _ = cases.layer(cases.ODD["conv 4×4, stride 2"], torch.bfloat16, 0, "cuda")
+    torch.compile(routing_step, backend=backend, fullgraph=True)(*tensors[:3], stride=stride)
+    assert any("inverted_forward" in target for target in found)
 
 
 @pytest.mark.parametrize("name", ["conv 4×4, stride 2", "linear 4×4", "linear vector"])

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from capsroute.ops.tracing import is_exporting
+
 VARIANCE_FLOOR = 5e-4
 LEAST_MASS = 1e-20  # a parent with less than this keeps the mean it had; far above fp32 underflow
 
@@ -92,7 +94,7 @@ def split_tiles(children: Children) -> list[Children]:
     """Runs of children whose votes fit the byte budget; at least one child each."""
     count = len(children.poses)
     tile = count
-    if not torch.compiler.is_exporting():  # an exported graph's batch is unknown: one tile
+    if not is_exporting():  # an exported graph's batch is unknown: one tile
         itemsize = children.poses.element_size()
         per_column = children.transforms.shape[1] * itemsize
         budget = TILE_BYTES.get(children.poses.device.type, TILE_BYTES_OTHERWISE)
@@ -147,7 +149,7 @@ def accumulate(
 
 def _recomputed(function: Callable[[Children], Result], tile: Children) -> Result:
     """Call so that backward recomputes what the call computed, instead of storing it."""
-    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+    if not torch.is_grad_enabled() or is_exporting():
         return function(tile)
     # no randomness inside; saving the generator's state would break CUDA graph capture
     return checkpoint(function, tile, use_reentrant=False, preserve_rng_state=False)

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from capsroute.ops.inverted.tracing import constant_while_tracing
+from capsroute.ops.tracing import constant_while_tracing, is_exporting
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
 
@@ -137,7 +137,7 @@ def _dispatch(
 
 def _choose(children: Tensor, weight: Tensor) -> str:
     """What `auto` means for a step with parents."""
-    if torch.compiler.is_exporting():  # tiles depend on the batch, kernels on the machine
+    if is_exporting():  # tiles depend on the batch, kernels on the machine
         return _say_once("reference", "the graph is exported")
     from capsroute.ops.inverted import triton
 

@@ -9,8 +9,8 @@ import os
 import torch
 from torch import Tensor
 
-from capsroute.ops.inverted.tracing import constant_while_tracing
 from capsroute.ops.inverted.triton.geometry import power_of_two
+from capsroute.ops.tracing import constant_while_tracing
 
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
 MOST_PARENTS = 1024  # they compete within one program

@@ -397,7 +397,7 @@ def _small_gradients(
         **sizes.addressing(),
         ROWS=chosen.rows,
         **tile.constants(),
-        PRECISION=vote_precision(children.dtype, sizes),
+        PRECISION=vote_precision(children.dtype),
         **chosen.options(),
     )
     grad_parents = aggregate(children, weight, parents, coefficients, sizes, scale, given=True)

@@ -118,18 +118,13 @@ def route_kernel(
 PARTIALS_A_STACK = 120
 
 
-FEW_ELEMENTS = 16  # of a pose: fewer, and its own roundings hide no others
-
-
-def vote_precision(dtype: torch.dtype, sizes: Geometry) -> str:
+def vote_precision(dtype: torch.dtype) -> str:
     """Six products of bf16 hold the 24 bits of fp32; three of tf32 would hold 22.
 
     For votes only: the tensor cores cut off what they add up, which a sum over a child's row does
-    not notice and a sum over a thousand positions does. A tiny pose notices too, and is multiplied
-    on the plain units. The interpreter multiplies in fp32 anyway.
+    not notice and a sum over a thousand positions does. The interpreter multiplies in fp32 anyway.
     """
-    tiny = sizes.rows * sizes.b < FEW_ELEMENTS
-    exact = dtype != torch.float32 or tiny or triton.knobs.runtime.interpret
+    exact = dtype != torch.float32 or triton.knobs.runtime.interpret
     return "ieee" if exact else "bf16x6"
 
 
@@ -164,7 +159,7 @@ def aggregate(
         **tile.constants(),
         GIVEN=given,
         KEEP=not given and coefficients.numel() > 0,
-        PRECISION=vote_precision(children.dtype, sizes),
+        PRECISION=vote_precision(children.dtype),
         **chosen.options(),
     )
     return add_splits(out, children.dtype)
