@@ -18,6 +18,10 @@ from capsroute.train.config import Config, ModelConfig
 from capsroute.train.distributed import Processes
 from capsroute.train.reporting import Reporter
 
+# A step has hundreds of small kernels: those that can run side by side become one, and each is
+# timed with several shapes of its blocks. 2.83 instead of 2.97 ms (inverted_resnet_cifar10, H200).
+COMPILER_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True}
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -138,7 +142,9 @@ def _prepare_convolutions(model: nn.Module) -> None:
 
 def compiled(function: Callable, runtime: Runtime) -> Any:
     """As `torch.compile` makes it, if asked for; each shape is compiled by itself."""
-    return torch.compile(function, dynamic=False) if runtime.compile == "yes" else function
+    if runtime.compile != "yes":
+        return function
+    return torch.compile(function, dynamic=False, options=COMPILER_OPTIONS)
 
 
 def capture_note(split: Split, job: Processes, runtime: Runtime) -> str | None:
