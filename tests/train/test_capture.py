@@ -125,6 +125,16 @@ class TestOnTheCard:
             train(long, tmp_path / name, runtime, Reporter())
         assert losses(tmp_path / "graphs") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
 
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    @pytest.mark.filterwarnings("ignore::UserWarning:torch")
+    def test_what_is_compiled_follows_too(self, config, tmp_path, runtimes):
+        """As a run is by default: steps and evaluation compiled, then captured."""
+        optim = dataclasses.replace(config.optim, lr=1e-3, ema=0.9)
+        long = dataclasses.replace(config, steps=40, eval_every=10, optim=optim)
+        train(long, tmp_path / "default", Runtime("cuda"), Reporter())
+        train(long, tmp_path / "plain", runtimes[1], Reporter())
+        assert losses(tmp_path / "default") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
     @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
     def test_nothing_waits_inside_an_epoch(self, config, tmp_path, runtimes, monkeypatch):
         """Every wait for the device between warm-up and evaluation is an error."""

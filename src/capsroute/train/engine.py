@@ -86,12 +86,12 @@ class _Run:
         self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
         wrapped = wrap(self.model, job, runtime, config)
-        compile_part = partial(compiled, runtime=runtime)
-        self.train_step = TrainStep(wrapped, self.model, config, job.world, compile_part)
+        self.compile_part = partial(compiled, runtime=runtime)
+        self.train_step = TrainStep(wrapped, self.model, config, job.world, self.compile_part)
         self.graphs, self.captured = None, None
         if (note := capture_note(self.batches.split, job, runtime)) is None:
             self.graphs = Graphs(job.device)
-            render = compile_part(self.batches.render)
+            render = self.compile_part(self.batches.render)
             self.captured = CapturedSteps(
                 self.graphs, self.batches, render, self.train_step, self.moment, self.steps
             )
@@ -237,6 +237,7 @@ class _Run:
             self.config,
             self.job,
             self.graphs,
+            self.compile_part,
         )
 
     def evaluated_weights(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class HeldOut:
     """Measures a model, with weights of its own or others, on this process's share of a split.
 
     With `graphs`, each size of batch is captured; the weights must then stay where they are.
+    `compile` makes of the forward pass what is called.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class HeldOut:
         config: Config,
         job: Processes,
         graphs: Graphs | None,
+        compile: Callable[[Any], Any] = lambda function: function,
     ) -> None:
-        self.model, self.weights, self.loss, self.job = model, weights, loss, job
+        self.model, self.weights, self.loss, self.job = model, dict(weights), loss, job
+        self._scores = compile(self._scores_plainly)
         self.low = config.dtype == "bfloat16"
         self.batches = EvalBatches(
             split,
@@ -76,7 +80,10 @@ class HeldOut:
         self.first += size
 
     def _add(self, images: Tensor, targets: Tensor) -> None:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.low):
-            scores = functional_call(self.model, dict(self.weights), (images,))
+        scores = self._scores(images)
         loss = self.loss(scores, targets, self.epoch)
         self.totals.add(loss, correct(self.model, scores, targets), len(images))
+
+    def _scores_plainly(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.low):
+            return functional_call(self.model, self.weights, (images,))
