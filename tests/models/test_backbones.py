@@ -44,6 +44,22 @@ def test_groups_are_normalised_by_themselves(batch):
     torch.testing.assert_close(ghost.eval()(images), survivor.eval()(images))
 
 
+# torch's own internals warn while tracing
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_it_has_the_same_gradients(dtype):
+    torch._dynamo.reset()
+    ghost = GhostBatchNorm2d(5, 4)
+    images = torch.randn(8, 5, 3, 2).to(dtype).requires_grad_()
+
+    def gradients(norm):
+        inputs = [images, ghost.weight, ghost.bias]
+        return torch.autograd.grad(norm(1.0 * images).float().pow(3).sum(), inputs)
+
+    torch.testing.assert_close(gradients(torch.compile(ghost, backend="eager")), gradients(ghost))
+
+
 def test_channels_stay_last_there_and_back():
     """A convolution copies what comes otherwise, forward and backward."""
     images = torch.randn(8, 5, 3, 2).to(memory_format=torch.channels_last).requires_grad_()

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsroute.extras import install_hint
+from capsroute.ops.tracing import cast
 
 
 def simple_backbone(
@@ -33,7 +34,7 @@ class _NormalizeGroups(torch.autograd.Function):
         ctx.save_for_backward(groups, weight, mean, inverse)
         ctx.mark_non_differentiable(mean, var)
         normed = (wide - mean) * inverse * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
-        return normed.to(groups.dtype), mean, var
+        return cast(normed, groups.dtype), mean, var
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -46,7 +47,7 @@ class _NormalizeGroups(torch.autograd.Function):
         grad_weight = (wide * normed).sum(sums, keepdim=True)
         count = groups[0].numel() // groups.shape[2]
         centred = wide - (grad_bias + normed * grad_weight) / count
-        grad_groups = (centred * inverse * weight.view(-1, 1, 1)).to(groups.dtype)
+        grad_groups = cast(centred * inverse * weight.view(-1, 1, 1), groups.dtype)
         return grad_groups, grad_weight.sum(0).flatten(), grad_bias.sum(0).flatten(), None
 
 

@@ -1,9 +1,10 @@
-"""Questions to the machine that `torch.compile` answers while it traces."""
+"""What `torch.compile` needs to be told while it traces."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,3 +24,12 @@ def is_exporting() -> bool:
     anything is compiled.
     """
     return torch.compiler.is_exporting()
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor.to(dtype)`, left out where it changes nothing.
+
+    For results of an `autograd.Function`: compiled by PyTorch 2.11, a `to` that changes nothing
+    cuts them off, and every gradient below is zero.
+    """
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

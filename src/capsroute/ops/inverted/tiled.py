@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsroute.ops.tracing import cast
+
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
 TILE_BYTES = {"cpu": 2 << 20}
 TILE_BYTES_OTHERWISE = 64 << 20
@@ -124,7 +126,7 @@ class _Layout:
     def by_capsule(self, poses: Tensor, dtype: torch.dtype) -> Tensor:
         """The inverse of `by_position`."""
         shape = (self.batch, self.height, self.width, self.n_out, self.rows * self.b)
-        return poses.permute(3, 0, 2, 1).reshape(shape).to(dtype)
+        return cast(poses.permute(3, 0, 2, 1).reshape(shape), dtype)
 
 
 def _dot(votes: Tensor, poses: Tensor) -> Tensor:
@@ -159,7 +161,7 @@ class _TiledStep(torch.autograd.Function):
             r = _dot(v, q).mul(scale).softmax(dim=1)
             poses += (v * _spread(r)).sum(dim=0)
             if return_coefficients:
-                kept.append(r.to(children.dtype))
+                kept.append(cast(r, children.dtype))
         coefficients = _gather_coefficients(kept, layout) if kept else children.new_empty(0)
         ctx.mark_non_differentiable(coefficients)
         return layout.by_capsule(poses, children.dtype), coefficients
@@ -187,7 +189,8 @@ class _TiledStep(torch.autograd.Function):
             grad_p = layout.to_children(torch.bmm(w.transpose(1, 2), grad_v))
             grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p
         grad_parents = layout.by_capsule(grad_q, parents.dtype)
-        return grad_children.to(children.dtype), grad_weight, grad_parents, None, None, None
+        grad_children = cast(grad_children, children.dtype)
+        return grad_children, grad_weight, grad_parents, None, None, None
 
 
 def _gather_coefficients(kept: list[Tensor], layout: _Layout) -> Tensor:
