@@ -1,6 +1,7 @@
 """Losses on class scores.
 
-Targets are class indices (B,) or multi-hot rows (B, classes). Every loss is a mean over the batch.
+Targets are class indices (B,) or rows (B, classes): multi-hot, or shares of mixed images. Every
+loss is a mean over the batch.
 """
 
 import torch
@@ -16,7 +17,7 @@ def multi_hot(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Softmax cross-entropy, for one class an image."""
+    """Softmax cross-entropy, for one class an image, or shares of several."""
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 

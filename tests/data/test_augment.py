@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from capsroute.data import Augment, DataError, rotate_shift
-from capsroute.data.augment import center_crop, cutout, random_crop, random_flip, to_float
+from capsroute.data.augment import (
+    center_crop,
+    cutmix,
+    cutout,
+    random_crop,
+    random_flip,
+    to_float,
+)
 from capsroute.data.rng import below, image_draws
 
 
@@ -56,6 +63,40 @@ def test_cutout_against_a_loop(images, draws, size):
         expected = images[i].clone()
         expected[:, max(top, 0) : top + size, max(left, 0) : left + size] = 0
         assert torch.equal(found[i], expected)
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_cutmix_against_a_loop(images, probability):
+    generator = torch.Generator().manual_seed(5)
+    draws = torch.randint(2**32, (len(images), 2), generator=generator)
+    others = 255 - images
+    mixed, share = cutmix(images, others, draws, probability)
+    height, width = images.shape[-2:]
+    for index, (area, centre) in enumerate(draws.tolist()):
+        expected, part = images[index].clone(), area / 2**32 / probability
+        if part < 1:
+            rows, columns = int(height * part**0.5), int(width * part**0.5)
+            top = (centre * height >> 32) - rows // 2
+            left = (centre % 2**16 * width >> 16) - columns // 2
+            inside = (
+                slice(None),
+                slice(max(top, 0), max(top + rows, 0)),
+                slice(max(left, 0), max(left + columns, 0)),
+            )
+            expected[inside] = others[index][inside]
+        assert torch.equal(mixed[index], expected)
+        theirs = (mixed[index] != images[index]).any(0).double().mean().item()
+        assert share[index].item() == pytest.approx(theirs)
+
+
+def test_cutmix_mixes_as_many_images_as_it_is_told():
+    draws = torch.randint(2**32, (4000, 2), generator=torch.Generator().manual_seed(0))
+    black = torch.zeros(4000, 1, 8, 8)
+    _, share = cutmix(black, black + 1, draws, 0.5)
+    # every other image, less those whose rectangle has no pixel
+    assert 0.44 < (share > 0).double().mean() < 0.5
+    # uniform areas of mean 1/2, of which a part falls outside
+    assert 0.1 < share.mean() < 0.25
 
 
 def test_augment_is_pure_and_acts_on_bytes_as_on_floats(images, draws):

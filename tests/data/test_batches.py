@@ -81,6 +81,23 @@ def test_ranks_together_see_what_one_process_sees(world, step):
     assert torch.equal(torch.cat([targets for _, targets in shares]), alone[1])
 
 
+@pytest.mark.parametrize("step", [0, 5])
+def test_mixed_images_have_shares_of_two_classes(step):
+    split = textured_split()
+    options = {"seed": 3, "augment": Augment(padding=0), "cutmix": 1.0, "classes": 37}
+    images, targets = TrainBatches(split, 16, **options).batch(step)
+    plain, labels = TrainBatches(split, 16, seed=3, augment=Augment(padding=0)).batch(step)
+    torch.testing.assert_close(targets.sum(1), torch.ones(len(targets)))
+    kept = 1 - (images != plain).any(1).flatten(1).float().mean(1)
+    torch.testing.assert_close(targets.gather(1, labels[:, None])[:, 0], kept)
+    assert ((targets > 0).sum(1) <= 2).all() and (targets.amax(1) < 1).any()
+    shares = [
+        TrainBatches(split, 16, rank=rank, world=3, **options).batch(step) for rank in range(3)
+    ]
+    assert torch.equal(torch.cat([part for part, _ in shares]), images)
+    assert torch.equal(torch.cat([part for _, part in shares]), targets)
+
+
 def test_ranks_together_generate_what_one_process_generates(mnist):
     source = DiverseMultiMNIST.from_digits(mnist.test_images[:200], mnist.test_labels[:200])
     alone = TrainBatches(source, 15, seed=3).batch(7)

@@ -11,7 +11,7 @@ from capsroute import create_model
 from capsroute.models.weights import load_model, read_metadata
 from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import ModelConfig, OptimConfig, load_config
+from capsroute.train.config import DataConfig, ModelConfig, OptimConfig, load_config
 from capsroute.train.distributed import Processes
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
@@ -207,6 +207,17 @@ class TestFolders:
         slower = dataclasses.replace(config.optim, lr=0.5)
         self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here")
 
+    def test_a_folder_of_an_older_version(self, config, tmp_path):
+        """What its config does not name was as it is by default."""
+        out = tmp_path / "run"
+        run(config, out)
+        older = json.loads((out / "config.json").read_text())
+        del older["data"]["cutmix"]
+        (out / "config.json").write_text(json.dumps(older))
+        run(config, out)
+        mixed = dataclasses.replace(config, data=dataclasses.replace(config.data, cutmix=0.5))
+        self.refused(mixed, out, "`cutmix` is 0.0 there and 0.5 here")
+
     def test_a_folder_in_use(self, config, tmp_path):
         folder = RunFolder(tmp_path / "run")
         folder.claim(config)
@@ -329,6 +340,18 @@ def test_tensorboard_files(config, tmp_path, with_changes):
     pytest.importorskip("tensorboard")
     train(with_changes(steps=2), tmp_path / "run", Runtime("cpu", tensorboard=True), Reporter())
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+def test_mixed_images_train_and_whole_ones_are_measured(config, tmp_path, with_changes):
+    run(with_changes(data=dataclasses.replace(config.data, cutmix=0.5)), tmp_path / "run")
+    assert all(0 <= line["test_accuracy"] <= 100 for line in metrics(tmp_path / "run"))
+
+
+def test_digits_that_overlap_already_are_not_mixed(config, tmp_path, with_changes):
+    digits = DataConfig("diverse_multimnist", cutmix=0.5)
+    with pytest.raises(ValueError, match="`cutmix` must be 0 where images have several classes"):
+        run(with_changes(data=digits), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from capsroute import create_model
+from capsroute.losses import multi_hot
 from capsroute.train.config import Config, OptimConfig
+from capsroute.train.metrics import correct
 from capsroute.train.step import (
     Moment,
     TrainStep,
@@ -72,6 +74,19 @@ def test_the_default_loss_is_the_familys(name, expected):
     wanted = getattr(losses, expected)
     options = {"margin": losses.spread_margin(3.0)} if expected == "spread" else {}
     torch.testing.assert_close(loss(scores, targets, 3.0), wanted(scores, targets, **options))
+
+
+def test_a_mixed_image_costs_its_shares_of_two_classes():
+    with torch.device("meta"):
+        model, other = create_model("inverted_simple_cifar10"), create_model("em_simple_cifar10")
+    loss = choose_loss(OptimConfig(label_smoothing=0.1), model, mixed=True)
+    scores, one, two = torch.randn(1, 10), torch.tensor([3]), torch.tensor([7])
+    mixed = 0.25 * multi_hot(scores, one) + 0.75 * multi_hot(scores, two)
+    expected = 0.25 * loss(scores, one, 0.0) + 0.75 * loss(scores, two, 0.0)
+    torch.testing.assert_close(loss(scores, mixed, 0.0), expected)
+    assert correct(model, multi_hot(scores, two), mixed).all()
+    with pytest.raises(ValueError, match="`cutmix` must be 0 with the spread loss"):
+        choose_loss(OptimConfig(), other, mixed=True)
 
 
 def test_average_of_the_weights():

@@ -93,6 +93,33 @@ def cutout(images: Tensor, draws: Tensor, size: int) -> Tensor:
     return images.masked_fill(square, 0)
 
 
+def cutmix(
+    images: Tensor, others: Tensor, draws: Tensor, probability: float
+) -> tuple[Tensor, Tensor]:
+    """Images with a rectangle of the others, and the share of the pixels that is theirs.
+
+    Yun et al. 2019.
+
+    With `probability` an image gets one, of the image's proportions; the area is uniform, and
+    so is the centre, and what falls outside is lost. Takes two columns of draws.
+    """
+    height, width = images.shape[-2:]
+    # one number decides whether there is a rectangle and how large it is; doubles, so that every
+    # device rounds alike
+    area = draws[:, 0].double() / (probability * 2**32)
+    side = torch.where(area < 1, area.sqrt(), 0.0)
+    centres = below(draws[:, 1], height), below((draws[:, 1] << 16) & 0xFFFF0000, width)
+    inside = []
+    for centre, length in zip(centres, (height, width), strict=True):
+        extent = (side * length).long()
+        first = (centre - extent // 2)[:, None]
+        place = torch.arange(length, device=images.device)
+        inside.append((place >= first) & (place < first + extent[:, None]))
+    rectangle = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    share = inside[0].sum(1) * inside[1].sum(1) / (height * width)
+    return torch.where(rectangle, others, images), share
+
+
 def to_float(images: Tensor) -> Tensor:
     """uint8 images as float32 in [0, 1]; float images as they are."""
     if images.dtype != torch.uint8:

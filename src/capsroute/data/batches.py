@@ -19,11 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .augment import Augment, center_crop, to_float
-from .rng import check_seed, image_draws, permutation
+from .augment import Augment, center_crop, cutmix, to_float
+from .rng import below, check_seed, image_draws, permutation
 from .splits import Batch, Split, move
+
+PARTNER = 5  # the draw that names the image to mix in; `cutmix` takes the two after it
 
 
 class TrainBatches:
@@ -40,6 +43,9 @@ class TrainBatches:
 
     The last batch of an epoch is kept, however short: 391 steps of 128 for 50,000 images, the
     last of 80.
+
+    With `cutmix`, that share of the images get a rectangle of another image of the split, and
+    all targets come as rows: a share of each class, for `classes` of them.
     """
 
     def __init__(
@@ -51,8 +57,12 @@ class TrainBatches:
         rank: int = 0,
         world: int = 1,
         augment: Augment | None = None,
+        cutmix: float = 0.0,
+        classes: int = 0,
     ) -> None:
         _check_share(split, batch_size, rank, world)
+        if cutmix and classes < 2:
+            raise ValueError(f"`classes` (={classes}) must be at least 2 with `cutmix`")
         if batch_size < world:
             raise ValueError(f"`batch_size` (={batch_size}) must be at least `world` (={world})")
         self.split = split
@@ -61,6 +71,8 @@ class TrainBatches:
         self.rank = rank
         self.world = world
         self.augment = augment
+        self.cutmix = cutmix
+        self.classes = classes
         self._order = lru_cache(maxsize=2)(lambda epoch: permutation(seed, epoch, len(split)))
         self._prepare = _ahead_of_need(split, self._make)
 
@@ -89,10 +101,25 @@ class TrainBatches:
 
         The plan lies on the split's device when the split is resident, on the CPU otherwise.
         """
+        images, targets = self._augmented(plan)
+        if self.cutmix:
+            images, targets = self._mixed(images, targets, plan)
+        return to_float(images), targets
+
+    def _augmented(self, plan: Tensor) -> Batch:
         images, targets = self.split.render(plan)
         if self.augment is not None:
             images = self.augment(images, move(plan[:, 1:], self.split.device))
-        return to_float(images), targets
+        return images, targets
+
+    def _mixed(self, images: Tensor, targets: Tensor, plan: Tensor) -> Batch:
+        """With rectangles of other images; their indices are random numbers of the plan, too."""
+        partners = below(plan[:, 1 + PARTNER], len(self.split))
+        others, their = self._augmented(torch.cat([partners[:, None], plan[:, 1:]], dim=1))
+        draws = move(plan[:, 1 + PARTNER + 1 :], self.split.device)
+        images, share = cutmix(images, others, draws, self.cutmix)
+        rows = [F.one_hot(labels, self.classes) for labels in (targets, their)]
+        return images, rows[0] + share[:, None] * (rows[1] - rows[0])
 
     def batch(self, step: int) -> Batch:
         """This process's share of batch `step`, counted from 0 through all epochs."""

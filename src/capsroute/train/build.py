@@ -94,8 +94,11 @@ def load_data(config: Config, reporter: Reporter) -> Dataset:
     return dataset
 
 
-def train_batches(config: Config, split: Split, job: Processes) -> TrainBatches:
+def train_batches(config: Config, dataset: Dataset, split: Split, job: Processes) -> TrainBatches:
+    """Of `split`, which is the dataset's training images where the job wants them."""
     data = config.data
+    if data.cutmix and dataset.task == "multilabel":
+        raise ValueError(f"`cutmix` must be 0 where images have several classes, got {data.cutmix}")
     augment = Augment(data.padding, data.flip, data.cutout, data.crop)
     batches = TrainBatches(
         split,
@@ -104,6 +107,8 @@ def train_batches(config: Config, split: Split, job: Processes) -> TrainBatches:
         rank=job.rank,
         world=job.world,
         augment=augment if augment != Augment(0, False) else None,
+        cutmix=data.cutmix,
+        classes=len(dataset.class_names),
     )
     batches.render(batches.plan(0)[:1].to(split.device if split.resident else "cpu"))  # or raise
     return batches

@@ -57,6 +57,8 @@ class DataConfig:
     """Mirror every other image."""
     cutout: int = 0
     """Side of a square blacked out; 0 for none."""
+    cutmix: float = 0.0
+    """Share of the images that get a rectangle of another image, and its class to that extent."""
     crop: int | None = None
     """Side of the square that training cuts at random, evaluation from the centre."""
 
@@ -149,6 +151,8 @@ class Config:
         if self.sync_bn and self.optim.accumulate > 1:
             # shares of a batch may differ by an image, and then so may their numbers of pieces
             raise ValueError(f"`accumulate` must be 1 with `sync_bn`, got {self.optim.accumulate}")
+        if not 0 <= self.data.cutmix <= 1:
+            raise ValueError(f"`cutmix` must be in [0, 1], got {self.data.cutmix}")
         for name in ("ema", "label_smoothing", "warmup", "momentum"):
             if not 0 <= getattr(self.optim, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self.optim, name)}")
@@ -158,9 +162,12 @@ class Config:
 
 
 def differences(config: Config, saved: dict[str, Any]) -> list[str]:
-    """Fields in which a config departs from a saved one, as 'name (there, here)'."""
+    """Fields in which a config departs from a saved one, as 'name (there, here)'.
+
+    A field that an older version did not know has its default there.
+    """
     here = _flat(json.loads(config.to_json()))
-    there = _flat(saved)
+    there = _flat(json.loads(Config().to_json())) | _flat(saved)
     return [
         f"`{name}` is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in [*here, *(name for name in there if name not in here)]

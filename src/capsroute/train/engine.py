@@ -82,7 +82,8 @@ class _Run:
         self.model = build_model(config, dataset).to(job.device)
         if config.model.pretrained is not None and not folder.state.exists():
             reporter.message(start_from_pretrained(self.model, config.model))
-        self.batches = train_batches(config, dataset.train.to(job.device), job)
+        self.make_batches = partial(train_batches, config, dataset, dataset.train.to(job.device))
+        self.batches = self.make_batches(job)
         self.epoch_steps = self.batches.steps_per_epoch
         self.steps = config.steps or config.epochs * self.epoch_steps
         wrapped = wrap(self.model, job, runtime, config)
@@ -163,7 +164,7 @@ class _Run:
         images, targets = self.batches.batch(self.step)
         share = len(images) / self.batches.global_size(self.step)
         if share == 0.0:  # a last batch smaller than the job: go along with weight zero
-            whole = train_batches(self.config, self.batches.split, Processes(0, 1, self.job.device))
+            whole = self.make_batches(Processes(0, 1, self.job.device))
             images, targets = (part[:1] for part in whole.batch(self.step))
         self.train_step(images, targets, share, self.moment(self.step))
 

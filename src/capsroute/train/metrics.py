@@ -14,11 +14,15 @@ from capsroute.models.base import ImageClassifier
 
 
 def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
-    """Which images are right, as booleans: the class, or for multi-label the whole set at 0.5."""
+    """Which images are right, as booleans: the class, or for multi-label the whole set at 0.5.
+
+    Of a mixed image the class with the largest share.
+    """
     if model.task.multilabel:
         predicted = model.probabilities(scores) > 0.5
         return (predicted == targets.bool()).all(dim=-1)
-    return scores.argmax(dim=-1) == targets
+    wanted = targets.argmax(dim=-1) if targets.shape == scores.shape else targets
+    return scores.argmax(dim=-1) == wanted
 
 
 def averages(loss: float, right: float, count: float) -> tuple[float, float]:

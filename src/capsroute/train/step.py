@@ -29,8 +29,11 @@ class Moment:
     epoch: Number
 
 
-def choose_loss(config: OptimConfig, model: ImageClassifier) -> Loss:
-    """loss(scores, targets, epoch), by name or as the model's family was published."""
+def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = False) -> Loss:
+    """loss(scores, targets, epoch), by name or as the model's family was published.
+
+    `mixed`: targets are shares of several classes.
+    """
     name = config.loss
     if name == "auto":
         if isinstance(model, DynamicCapsNet):
@@ -44,6 +47,8 @@ def choose_loss(config: OptimConfig, model: ImageClassifier) -> Loss:
     smoothing = config.label_smoothing
     if smoothing and name in ("margin", "spread"):
         raise ValueError(f"`label_smoothing` must be 0 with the {name} loss, got {smoothing}")
+    if mixed and name in ("margin", "spread"):
+        raise ValueError(f"`cutmix` must be 0 with the {name} loss, which takes whole classes")
     if name == "margin":
         return lambda scores, targets, epoch: losses.margin(scores, targets)
     if name == "spread":
@@ -126,7 +131,7 @@ class TrainStep:
         compile: Callable[[Any], Any] = lambda function: function,
     ) -> None:
         self.model, self.bare, self.config, self.world = model, bare, config, world
-        self.loss = choose_loss(config.optim, bare)
+        self.loss = choose_loss(config.optim, bare, mixed=config.data.cutmix > 0)
         self._loss_of_step, self._count = compile(self.loss), compile(self._count_plainly)
         self.optimizer = make_optimizer(config.optim, bare)
         decay = config.optim.ema
