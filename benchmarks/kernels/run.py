@@ -2,7 +2,8 @@
 
     --check [N]    error against fp64 beside plain PyTorch's, odd shapes, three dtypes (case N only)
     --layers NAME  time layers of the models, forward and backward and kernel by kernel
-    --sweep NAME   time each kernel of a layer with other launch settings
+    --sweep NAME   time each kernel of a layer with other launch settings, and both passes with
+                   other limits on the coefficients held
     --warm         compile what the others would run, and time nothing
 
 KERNELS_SOURCE in the environment names the folder of another version of the package to time. Every
@@ -53,6 +54,7 @@ SWEEPS = {
         {"rows": 128, "num_warps": 8, "halves": 8, "resident": 1},
     ],
 }
+CHUNKS = (32, 64, 128, 256, 1024)  # MiB of coefficients at a time
 KERNELS = {
     "route": "route_kernel",
     "slopes": "route_kernel",
@@ -162,17 +164,28 @@ def sweep(name, dtype, emit, warm, part, parts):
     from capsroute.ops.inverted.triton import tuning
 
     layer = Layer(name, dtype)
+    forward = len(layer.launches(layer.forward))
     trials = [(kind, setting) for kind, settings in SWEEPS.items() for setting in [{}, *settings]]
     for kind, setting in trials[part::parts]:
         tuning.OVERRIDES[kind] = setting
         try:
-            calls = layer.launches(layer.forward if kind == "route" else layer.both)
+            calls = layer.launches(layer.both)
+            calls = calls[:forward] if kind == "route" else calls[forward:]
             named = [call for kernel, _, call in calls if kernel == KERNELS[kind]]
-            if not warm:  # of two passes with the same kernel, the backward one comes last
-                emit(layer=name, sweep=kind, setting=setting, **time_us(named[-1], 7))
+            if not warm:
+                timed = time_us(lambda named=named: [call() for call in named], 7)
+                emit(layer=name, sweep=kind, setting=setting, **timed)
         except Exception as error:  # a setting that does not fit is a result too
             emit(layer=name, sweep=kind, setting=setting, error=str(error)[:200])
         del tuning.OVERRIDES[kind]
+    whole = tuning.COEFFICIENT_BYTES
+    for megabytes in CHUNKS[part::parts]:
+        tuning.COEFFICIENT_BYTES = megabytes << 20
+        setting = {"MiB": megabytes} if megabytes << 20 != whole else {}
+        layer.both()
+        if not warm:
+            emit(layer=name, sweep="both", setting=setting, **time_us(layer.both, 7))
+    tuning.COEFFICIENT_BYTES = whole
 
 
 def main():

@@ -58,7 +58,9 @@ def count(name, dtype, capability):
     k, _, n_in, n_out = weight[:4]
     positions = children[0] * ((children[1] - k) // stride + 1) * ((children[2] - k) // stride + 1)
     compiled = triton_compiler.compile_step(LAYERS[name], dtype, capability)
-    for kernel, arguments, made in compiled:
+    # backward may launch a kernel several times, for some of the children each
+    once = {(launch[0], launch[1].get("GIVEN")): launch for launch in compiled}
+    for kernel, arguments, made in once.values():
         if "A_PAD" not in arguments:
             continue
         threads = 32 * arguments["num_warps"]

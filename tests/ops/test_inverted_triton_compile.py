@@ -14,7 +14,8 @@ from capsroute.ops.inverted import triton as kernels  # noqa: E402
 from capsroute.ops.inverted.triton import tuning  # noqa: E402
 from capsroute.ops.inverted.triton.backward import _least_padding  # noqa: E402
 from capsroute.ops.inverted.triton.forward import vote_precision  # noqa: E402
-from capsroute.ops.inverted.triton.geometry import power_of_two  # noqa: E402
+from capsroute.ops.inverted.triton.geometry import Geometry, power_of_two  # noqa: E402
+from capsroute.ops.inverted.triton.tile import Tile  # noqa: E402
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
@@ -112,8 +113,19 @@ def test_every_variant_compiles_for_hopper(name, dtype):
     ("dtype", "precision"), [(torch.float32, "bf16x6"), (torch.bfloat16, "ieee")]
 )
 def test_fp32_votes_keep_their_bits(dtype, precision):
-    """Three tf32 products do not: 2×2 poses then miss the budget on a card (README.md)."""
+    """On a card three tf32 products do not, and plain ones are wrong for 3×3 poses (README.md)."""
     assert vote_precision(dtype) == precision
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "lengths"), [(1 << 20, [72]), (128, [36, 36]), (64, [18] * 4), (1, [1] * 72)]
+)
+def test_coefficients_are_held_for_some_children_at_a_time(monkeypatch, megabytes, lengths):
+    monkeypatch.setattr(tuning, "COEFFICIENT_BYTES", megabytes << 20)
+    sizes = Geometry(128, 16, 16, n_in=32, n_out=32, k=3, stride=2, rows=4, a=4, b=4)
+    chunks = tuning.chunks(Tile.of(sizes), sizes.positions, torch.bfloat16)
+    assert [len(chunk) for chunk in chunks] == lengths
+    assert list(itertools.chain(*chunks)) == list(range(72))
 
 
 @pytest.mark.parametrize(("channels", "block"), [(512, 512), (1152, 128), (4096, 1024), (36, 64)])

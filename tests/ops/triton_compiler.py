@@ -42,6 +42,8 @@ def compile_launch(kernel, arguments, capability):
             continue
         value = arguments[p.name]
         signature[p.name] = _signature(value)
+        if p.do_not_specialize:
+            continue
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if isinstance(value, int) and value == 1:  # as the launcher does
             signature[p.name], constants[p.name] = "constexpr", 1

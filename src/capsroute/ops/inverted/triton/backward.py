@@ -1,32 +1,37 @@
 """∂L/∂children, ∂L/∂weight and ∂L/∂parents, and the kernels for small poses (large.py has others).
 
 ∂L/∂v_ij = r_ij g_j + slope_ij q_j, with slope = scale · ∂L/∂a, is formed in registers and goes
-straight into products of the tensor cores: r and the slopes first, then one kernel for each
-gradient. No atomics: sums over positions, parents and windows that cross programs go through
-buffers that are added in a fixed order.
+straight into products of the tensor cores: r and the slopes of some children first, then one kernel
+for each gradient, then the next children. No atomics: sums over positions, parents and windows that
+cross programs go through buffers that are added in a fixed order.
 """
 
 # Kernel arguments have no Python types, constants are in capitals, tuples grow by addition.
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment,var-annotated"
 # ruff: noqa: N803, N806, RUF005
 
+import dataclasses
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsroute.ops.inverted.triton import geometry
+from capsroute.ops.inverted.triton import geometry, tuning
 from capsroute.ops.inverted.triton.common import softmax, softmax_gradient, window_corner
-from capsroute.ops.inverted.triton.forward import aggregate, vote_precision
+from capsroute.ops.inverted.triton.forward import sum_votes, vote_precision, vote_runs
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
 from capsroute.ops.inverted.triton.large import large_gradients
 from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
+    STACK,
     WARP_COLUMNS,
     Tile,
     as_matrix,
     as_poses,
     column_elements,
+    from_stack,
     in_accumulator,
     is_small,
     load_stack,
@@ -35,10 +40,9 @@ from capsroute.ops.inverted.triton.tile import (
     pose_elements,
     tile_rows,
 )
-from capsroute.ops.inverted.triton.tuning import settings
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "end", "split"])
 def small_coefficients_kernel(
     children,
     weight,
@@ -53,6 +57,8 @@ def small_coefficients_kernel(
     out_width,
     stride,
     scale,
+    begin,
+    end,
     split,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
@@ -70,6 +76,7 @@ def small_coefficients_kernel(
 ):
     """r and the slopes of `split` stacks: (children, positions, parents, [r, slope]), padded.
 
+    This and the next two take the stacks from `begin` to `end`, and only their coefficients exist.
     The first program of a tile leaves q and g for ∂L/∂weight, as it multiplies them: by columns,
     ([q, g], positions, parents, B_PAD, R_PAD), zero where padded.
     """
@@ -89,15 +96,16 @@ def small_coefficients_kernel(
     own = (n * (N_OUT * R * B))[:, None, None, None] + element
     q = tl.load(parents + own, mask=real, other=0.0)
     g = tl.load(grad_poses + own, mask=real, other=0.0)
-    if tl.program_id(1) == 0:
+    coefficients = from_stack(coefficients, begin, MEMBERS * 2 * PARENTS, positions)
+    first = begin + tl.program_id(1) * split
+    if first == 0:
         each = PARENTS * R_PAD * B_PAD
         to = columns + (n * each)[:, None, None, None] + column_elements(j, R_PAD, B_PAD)
         tl.store(to, q, mask=inside[:, :, :, None])
         tl.store(to + tl.cast(positions, tl.int64) * each, g, mask=inside[:, :, :, None])
     q = q.to(tl.float32) * scale
     g = g.to(tl.float32)
-    first = tl.program_id(1) * split
-    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
+    last = tl.minimum(first + split, end)
     for stack in tl.range(first, last):
         p = load_stack(children, corner, r, stack, width, N_IN, K, R, A, R_PAD, A_PAD)
         for member in tl.static_range(MEMBERS):
@@ -114,7 +122,7 @@ def small_coefficients_kernel(
             tl.store(coefficients + at + pair, both, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "end", "split"])
 def small_children_kernel(
     weight,
     parents,
@@ -127,6 +135,8 @@ def small_children_kernel(
     out_height,
     out_width,
     stride,
+    begin,
+    end,
     split,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
@@ -169,9 +179,10 @@ def small_children_kernel(
     q = in_accumulator(q, R_PAD, B_PAD, HIGH)
     column = part * PART + tl.arange(0, PART)
     k = tl.arange(0, 8)
+    coefficients = from_stack(coefficients, begin, 2 * MEMBERS * 2 * PARENTS, positions)
     windows = grad_windows + tl.cast(part, tl.int64) * (K * K) * positions * (N_IN * R * A)
-    first = tl.program_id(1) * split
-    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, 2 * MEMBERS))
+    first = begin + tl.program_id(1) * split
+    last = tl.minimum(first + split, end)
     for stack in tl.range(first, last):
         for s in tl.static_range(2):
             half = stack * 2 + s
@@ -196,7 +207,7 @@ def small_children_kernel(
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "end", "split"])
 def small_weight_kernel(
     children,
     columns,
@@ -208,6 +219,8 @@ def small_weight_kernel(
     out_height,
     out_width,
     stride,
+    begin,
+    end,
     split,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
@@ -224,7 +237,7 @@ def small_weight_kernel(
     PART: tl.constexpr,
     HALVES: tl.constexpr,
 ):
-    """∂L/∂W of HALVES half stacks over `split` positions: (splits, stacks · 16, COLUMNS).
+    """∂L/∂W of HALVES half stacks over `split` positions: (splits, (end − begin) · 16, COLUMNS).
 
     A tile of q and g (`columns`, from the kernel of the coefficients), PART columns wide, serves
     all the children. The product is (parent and column) × (half a stack), its inner axis
@@ -232,7 +245,7 @@ def small_weight_kernel(
     inner elements 2m, 2m + 1 of every 8 and rows l, l + 8 of every 16.
     """
     MEMBERS: tl.constexpr = 8 // A_PAD
-    LAST: tl.constexpr = (K * K * N_IN + 2 * MEMBERS - 1) // (2 * MEMBERS) * 2 - 1
+    STACKS: tl.constexpr = (K * K * N_IN + 2 * MEMBERS - 1) // (2 * MEMBERS)
     PARENTS: tl.constexpr = COLUMNS // B_PAD
     OWN: tl.constexpr = PART // B_PAD
     RL: tl.constexpr = 2 if R_PAD > 1 else 1
@@ -244,6 +257,11 @@ def small_weight_kernel(
     two = tl.program_id(2) * (2 * OWN) + tl.arange(0, 2 * OWN)
     pose = tl.arange(0, B_PAD * R_PAD)[None, None, :]
     element = (j * (B_PAD * R_PAD))[None, :, None] + pose
+    coefficients = from_stack(coefficients, begin, 2 * MEMBERS * 2 * PARENTS, positions)
+    # a last program with too few of them repeats some, and writes the same twice
+    first_half = tl.minimum(begin * 2 + tl.program_id(0) * HALVES, end * 2 - HALVES)
+    # true anyway, but a bound that the compiler knows saves registers
+    first_half = tl.minimum(first_half, STACKS * 2 - HALVES)
     total = ()
     for _ in tl.static_range(HALVES):
         total = total + (tl.zeros((PART, 8), tl.float32),)
@@ -263,8 +281,7 @@ def small_weight_kernel(
         corner = window_corner(seen, height, width, out_height, out_width, stride, N_IN, R * A)
         new = ()
         for s in tl.static_range(HALVES):
-            # a last program with too few of them repeats the last one, and writes the same twice
-            half = tl.minimum(tl.program_id(0) * HALVES + s, LAST)
+            half = first_half + s
             p = load_stack(children, corner, row_r, half, width, N_IN, K, R, A, R_PAD, A_PAD, 8)
             product = total[s]
             for member in tl.static_range(MEMBERS):
@@ -292,8 +309,8 @@ def small_weight_kernel(
     low, high = j % (PARENTS // HIGH), j // (PARENTS // HIGH)
     packed = ((low * (B_PAD // BL) + b // BL) * HIGH + high) * BL + b % BL
     for s in tl.static_range(HALVES):
-        half = tl.minimum(tl.program_id(0) * HALVES + s, LAST)
-        to = tl.cast(tl.program_id(1), tl.int64) * (LAST + 1) + half
+        to = tl.cast(tl.program_id(1), tl.int64) * (2 * (end - begin))
+        to += first_half + s - 2 * begin
         to = to * (8 * COLUMNS) + tl.arange(0, 8)[None, :] * COLUMNS + packed[:, None]
         tl.store(grad_weight + to, total[s].to(grad_weight.dtype.element_ty))
 
@@ -367,82 +384,151 @@ def _small_gradients(
     sizes: Geometry,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents."""
+    """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents.
+
+    Only so many children at a time that their coefficients fit into a buffer of a fixed size.
+    """
     tile = Tile.of(sizes)
-    multiprocessors = geometry.multiprocessors(children.device)
-    coefficients = torch.empty(
-        (tile.stacks * tile.members, sizes.positions, tile.parents, 2),
-        device=children.device,
-        dtype=geometry.coefficient_dtype(children.dtype),
-    )
-    columns = torch.empty(
-        (2, sizes.positions, tile.parents, tile.b_pad, tile.r_pad),
-        device=children.device,
-        dtype=children.dtype,
-    )
-    tensors = {"parents": parents, "grad_poses": grad_poses, "coefficients": coefficients}
-
-    chosen = settings("coefficients", tile, children.dtype)
-    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
-    splits, split = geometry.split_evenly(tiles, tile.stacks, chosen.resident * multiprocessors)
-    geometry.launch(
-        small_coefficients_kernel,
-        (tiles, splits),
+    chunks = tuning.chunks(tile, sizes.positions, children.dtype)
+    longest = len(chunks[0])
+    step = _SmallStep(
         children=children,
         weight=weight,
-        **tensors,
-        columns=columns,
+        parents=parents,
+        grad_poses=grad_poses,
+        coefficients=torch.empty(
+            (longest * tile.members, sizes.positions, tile.parents, 2),
+            device=children.device,
+            dtype=geometry.coefficient_dtype(children.dtype),
+        ),
+        columns=torch.empty(
+            (2, sizes.positions, tile.parents, tile.b_pad, tile.r_pad),
+            device=children.device,
+            dtype=children.dtype,
+        ),
+        sizes=sizes,
         scale=scale,
-        split=split,
-        **sizes.addressing(),
-        ROWS=chosen.rows,
-        **tile.constants(),
-        PRECISION=vote_precision(children.dtype),
-        **chosen.options(),
     )
-    grad_parents = aggregate(children, weight, parents, coefficients, sizes, scale, given=True)
+    grad_weight, grad_parents = torch.empty_like(weight), torch.empty_like(parents)
+    carry = len(chunks) > 1
+    sums = partial(vote_runs("slopes", children, sizes, longest), grad_parents, carry)
+    for stacks in chunks:
+        step.fill_coefficients(stacks)
+        step.add_grad_parents(stacks, sums, carry)
+        step.fill_grad_windows(stacks, grad_windows)
+        step.fill_grad_weight(stacks, grad_weight)
+    return grad_weight, add_splits(sums, grad_parents)
 
-    chosen = settings("children", tile, children.dtype)
-    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
-    slots = chosen.resident * multiprocessors
-    splits, split = geometry.split_evenly(tiles * tile.parts, tile.stacks, slots)
-    geometry.launch(
-        small_children_kernel,
-        (tiles, splits, tile.parts),
-        weight=weight,
-        **tensors,
-        grad_windows=grad_windows,
-        split=split,
-        **sizes.addressing(),
-        ROWS=chosen.rows,
-        **tile.constants(),
-        PART=tile.part,
-        **chosen.options(),
-    )
 
-    chosen = settings("weight", tile, children.dtype)
-    block_n = max(4, chosen.rows // tile.r_pad)
-    part = min(tile.columns, WARP_COLUMNS)
-    programs, parts = ceil_div(2 * tile.stacks, chosen.halves), tile.columns // part
-    slots, blocks = chosen.resident * multiprocessors, ceil_div(sizes.positions, block_n)
-    splits, run = geometry.split_evenly(programs * parts, blocks, slots)
-    grad_weight = partial(splits, tuple(weight.shape), weight)
-    geometry.launch(
-        small_weight_kernel,
-        (programs, splits, parts),
-        children=children,
-        columns=columns,
-        coefficients=coefficients,
-        grad_weight=grad_weight,
-        split=run * block_n,
-        **sizes.addressing(),
-        BLOCK_N=block_n,
-        **tile.constants(),
-        PART=part,
-        HALVES=chosen.halves,
-        **chosen.options(),
-    )
-    return add_splits(grad_weight, weight.dtype), grad_parents
+@dataclasses.dataclass(frozen=True)
+class _SmallStep:
+    """What the kernels for small poses share; `stacks` says whose coefficients the buffer holds."""
+
+    children: Tensor
+    weight: Tensor
+    parents: Tensor
+    grad_poses: Tensor
+    coefficients: Tensor
+    columns: Tensor
+    sizes: Geometry
+    scale: float
+
+    @property
+    def tile(self) -> Tile:
+        return Tile.of(self.sizes)
+
+    def fill_coefficients(self, stacks: range) -> None:
+        tile, chosen = self.tile, self._settings("coefficients")
+        tiles = ceil_div(self.sizes.positions, chosen.rows // tile.r_pad)
+        splits, split = geometry.split_evenly(tiles, len(stacks), self._slots(chosen))
+        self._launch(
+            small_coefficients_kernel,
+            (tiles, splits),
+            stacks,
+            chosen,
+            children=self.children,
+            weight=self.weight,
+            parents=self.parents,
+            grad_poses=self.grad_poses,
+            columns=self.columns,
+            scale=self.scale,
+            split=split,
+            ROWS=chosen.rows,
+            PRECISION=vote_precision(self.children.dtype),
+        )
+
+    def add_grad_parents(self, stacks: range, sums: Tensor, carry: bool) -> None:
+        tensors = (self.children, self.weight, self.parents, self.coefficients)
+        sum_votes(sums, *tensors, self.sizes, self.scale, stacks, given=True, carry=carry)
+
+    def fill_grad_windows(self, stacks: range, grad_windows: Tensor) -> None:
+        tile, chosen = self.tile, self._settings("children")
+        tiles = ceil_div(self.sizes.positions, chosen.rows // tile.r_pad)
+        splits, split = geometry.split_evenly(tiles * tile.parts, len(stacks), self._slots(chosen))
+        self._launch(
+            small_children_kernel,
+            (tiles, splits, tile.parts),
+            stacks,
+            chosen,
+            weight=self.weight,
+            parents=self.parents,
+            grad_poses=self.grad_poses,
+            grad_windows=grad_windows,
+            split=split,
+            ROWS=chosen.rows,
+            PART=tile.part,
+        )
+
+    def fill_grad_weight(self, stacks: range, grad_weight: Tensor) -> None:
+        tile, chosen = self.tile, self._settings("weight")
+        block_n = max(4, chosen.rows // tile.r_pad)
+        part = min(tile.columns, WARP_COLUMNS)
+        halves = min(chosen.halves, 2 * len(stacks))
+        programs, parts = ceil_div(2 * len(stacks), halves), tile.columns // part
+        blocks = ceil_div(self.sizes.positions, block_n)
+        splits, run = geometry.split_evenly(programs * parts, blocks, self._slots(chosen))
+        out = grad_weight[stacks.start * STACK : stacks.stop * STACK]
+        sums = partial(splits, out)
+        self._launch(
+            small_weight_kernel,
+            (programs, splits, parts),
+            stacks,
+            chosen,
+            children=self.children,
+            columns=self.columns,
+            grad_weight=sums,
+            split=run * block_n,
+            BLOCK_N=block_n,
+            PART=part,
+            HALVES=halves,
+        )
+        add_splits(sums, out)
+
+    def _settings(self, kernel: str) -> tuning.Settings:
+        return tuning.settings(kernel, self.tile, self.children.dtype)
+
+    def _slots(self, chosen: tuning.Settings) -> int:
+        return chosen.resident * geometry.multiprocessors(self.children.device)
+
+    def _launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        stacks: range,
+        chosen: tuning.Settings,
+        **arguments: Any,
+    ) -> None:
+        geometry.launch(
+            kernel,
+            grid,
+            coefficients=self.coefficients,
+            begin=stacks.start,
+            end=stacks.stop,
+            **arguments,
+            **self.sizes.addressing(),
+            **self.tile.constants(),
+            **chosen.options(),
+        )
 
 
 def _least_padding(size: int, largest: int) -> int:

@@ -23,6 +23,7 @@ from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
     Tile,
     as_poses,
+    from_stack,
     is_small,
     load_stack,
     load_transform,
@@ -33,7 +34,7 @@ from capsroute.ops.inverted.triton.tile import (
 from capsroute.ops.inverted.triton.tuning import settings
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "end", "split"])
 def route_kernel(
     children,
     weight,
@@ -47,6 +48,8 @@ def route_kernel(
     out_width,
     stride,
     scale,
+    begin,
+    end,
     split,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
@@ -61,13 +64,15 @@ def route_kernel(
     B_PAD: tl.constexpr,
     HIGH: tl.constexpr,
     GIVEN: tl.constexpr,
+    CARRY: tl.constexpr,
     KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Σ_i r_ij v_ij over `split` stacks of children: (splits, positions, N_OUT, R·B).
 
     `KEEP` stores r in coefficients, (window, positions, N_OUT). With `GIVEN` the votes' weights are
-    the slopes that coefficients holds, (children, positions, parents, [r, slope]).
+    the slopes that coefficients holds, (children, positions, parents, [r, slope]), of the stacks
+    from `begin` to `end` and of no others; `CARRY` adds their sum to what is there.
     """
     MEMBERS: tl.constexpr = 16 // A_PAD
     POSITIONS: tl.constexpr = ROWS // R_PAD
@@ -86,11 +91,15 @@ def route_kernel(
     own = (n * (N_OUT * R * B))[:, None, None, None] + element
     total = tl.zeros_like(own).to(tl.float32)
     q = total
-    if not GIVEN:
-        q = tl.load(parents + own, mask=real, other=0.0).to(tl.float32) * scale
     first = tl.program_id(1) * split
-    last = tl.minimum(first + split, tl.cdiv(K * K * N_IN, MEMBERS))
-    for stack in tl.range(first, last):
+    last = tl.cdiv(K * K * N_IN, MEMBERS)
+    if GIVEN:
+        coefficients = from_stack(coefficients, begin, MEMBERS * 2 * PARENTS, positions)
+        first += begin
+        last = end
+    else:
+        q = tl.load(parents + own, mask=real, other=0.0).to(tl.float32) * scale
+    for stack in tl.range(first, tl.minimum(first + split, last)):
         p = load_stack(children, corner, r, stack, width, N_IN, K, R, A, R_PAD, A_PAD)
         for member in tl.static_range(MEMBERS):
             w = load_transform(weight, stack, tl.arange(0, COLUMNS), member, COLUMNS, A_PAD)
@@ -110,7 +119,10 @@ def route_kernel(
                 tl.store(coefficients + at, share.to(coefficients.dtype.element_ty), mask=kept)
             total += share[:, None, :, None] * v
     to = out + tl.cast(tl.program_id(1), tl.int64) * positions * (N_OUT * R * B) + own
-    tl.store(to, total.to(out.dtype.element_ty), mask=real & inside[:, None, None, None])
+    stored = real & inside[:, None, None, None]
+    if CARRY:
+        total += tl.load(to, mask=stored, other=0.0)
+    tl.store(to, total.to(out.dtype.element_ty), mask=stored)
 
 
 # Tiles whose sums are written once more, read and added in the time that a stack takes a program:
@@ -122,47 +134,62 @@ def vote_precision(dtype: torch.dtype) -> str:
     """Six products of bf16 hold the 24 bits of fp32; three of tf32 would hold 22.
 
     For votes only: the tensor cores cut off what they add up, which a sum over a child's row does
-    not notice and a sum over a thousand positions does. The interpreter multiplies in fp32 anyway.
+    not notice and a sum over a thousand positions does. Never "ieee" for fp32, which an H200 got
+    wrong (README.md); the interpreter, which has one product, does not.
     """
     exact = dtype != torch.float32 or triton.knobs.runtime.interpret
     return "ieee" if exact else "bf16x6"
 
 
-def aggregate(
+def vote_runs(kernel: str, children: Tensor, sizes: Geometry, stacks: int) -> int:
+    """Into how many runs, each with its own sum, so many stacks go."""
+    tile = Tile.of(sizes)
+    chosen = settings(kernel, tile, children.dtype)
+    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
+    slots = chosen.resident * geometry.multiprocessors(children.device)
+    return geometry.split_evenly(tiles, stacks, slots, tiles / PARTIALS_A_STACK)[0]
+
+
+def sum_votes(
+    sums: Tensor,
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
     coefficients: Tensor,
     sizes: Geometry,
     scale: float,
-    given: bool,
-) -> Tensor:
-    """Small poses: the sum of votes weighted by r, or by the slopes in `coefficients` (given)."""
+    stacks: range,
+    *,
+    given: bool = False,
+    carry: bool = False,
+) -> None:
+    """Small poses: fill `sums`, (runs, ...), with these stacks' votes weighted by r.
+
+    Or by their slopes, which `coefficients` holds (given). Or add to what `sums` holds (carry).
+    """
     tile = Tile.of(sizes)
     chosen = settings("slopes" if given else "route", tile, children.dtype)
-    tiles = ceil_div(sizes.positions, chosen.rows // tile.r_pad)
-    slots = chosen.resident * geometry.multiprocessors(children.device)
-    splits, split = geometry.split_evenly(tiles, tile.stacks, slots, tiles / PARTIALS_A_STACK)
-    out = partial(splits, sizes.parents_shape(), children)
     geometry.launch(
         route_kernel,
-        (tiles, splits),
+        (ceil_div(sizes.positions, chosen.rows // tile.r_pad), len(sums)),
         children=children,
         weight=weight,
         parents=parents,
         coefficients=coefficients,
-        out=out,
+        out=sums,
         scale=scale,
-        split=split,
+        begin=stacks.start,
+        end=stacks.stop,
+        split=ceil_div(len(stacks), len(sums)),
         **sizes.addressing(),
         ROWS=chosen.rows,
         **tile.constants(),
         GIVEN=given,
+        CARRY=carry,
         KEEP=not given and coefficients.numel() > 0,
         PRECISION=vote_precision(children.dtype),
         **chosen.options(),
     )
-    return add_splits(out, children.dtype)
 
 
 def weighted_votes(
@@ -175,4 +202,8 @@ def weighted_votes(
     kept = (sizes.window, sizes.positions, sizes.n_out) if keep else (0,)
     dtype = geometry.coefficient_dtype(children.dtype)
     shares = torch.empty(kept, device=children.device, dtype=dtype)
-    return aggregate(children, weight, parents, shares, sizes, scale, given=False), shares
+    poses = torch.empty(sizes.parents_shape(), device=children.device, dtype=children.dtype)
+    stacks = range(Tile.of(sizes).stacks)
+    sums = partial(vote_runs("route", children, sizes, len(stacks)), poses)
+    sum_votes(sums, children, weight, parents, shares, sizes, scale, stacks)
+    return add_splits(sums, poses), shares

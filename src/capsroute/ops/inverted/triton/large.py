@@ -312,14 +312,15 @@ def aggregate_large(
     )
     slots = 8 * geometry.multiprocessors(children.device)
     splits, split = geometry.split_evenly(tiles * sizes.n_out, sizes.window, slots, price=8.0)
-    out = partial(splits, sizes.parents_shape(), children)
+    out = torch.empty(sizes.parents_shape(), device=children.device, dtype=children.dtype)
+    sums = partial(splits, out)
     geometry.launch(
         aggregate_kernel,
         (tiles, sizes.n_out, splits),
         children=children,
         weight=weight,
         coefficients=slopes if backward else shares,
-        out=out,
+        out=sums,
         split=split,
         **sizes.addressing(),
         **blocks,
@@ -327,7 +328,7 @@ def aggregate_large(
         num_warps=4,
         num_stages=large_stages(children.dtype),
     )
-    return add_splits(out, children.dtype), shares, slopes
+    return add_splits(sums, out), shares, slopes
 
 
 def large_gradients(
@@ -362,13 +363,14 @@ def large_gradients(
     splits, run = geometry.split_evenly(
         programs, ceil_div(sizes.positions, blocks["BLOCK_N"]), slots
     )
-    grad_weight = partial(splits, tuple(weight.shape), weight)
+    grad_weight = torch.empty_like(weight)
+    sums = partial(splits, grad_weight)
     geometry.launch(
         large_weight_kernel,
         (programs, splits),
         children=children,
         **tensors,
-        grad_weight=grad_weight,
+        grad_weight=sums,
         split=run * blocks["BLOCK_N"],
         **sizes.addressing(),
         **blocks,
@@ -376,4 +378,4 @@ def large_gradients(
         num_warps=4,
         num_stages=large_stages(children.dtype),
     )
-    return add_splits(grad_weight, weight.dtype), grad_parents
+    return add_splits(sums, grad_weight), grad_parents

@@ -26,17 +26,21 @@ def add_kernel(buffers, out, size, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLO
     tl.store(out + column, total.to(out.dtype.element_ty), mask=column < size)
 
 
-def partial(splits: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A buffer for each split, to be added by `add_splits`."""
-    dtype = like.dtype if splits == 1 else torch.float32
-    return torch.empty((splits, *shape), device=like.device, dtype=dtype)
+def partial(splits: int, out: Tensor, carried: bool = False) -> Tensor:
+    """A buffer for each split, to be added by `add_splits`; `out` itself if there is but one.
+
+    Launches that add to what those before have left (`carried`) start from zero, in fp32.
+    """
+    if splits == 1 and not carried:
+        return out[None]
+    make = torch.zeros if carried else torch.empty
+    return make((splits, *out.shape), device=out.device, dtype=torch.float32)
 
 
-def add_splits(buffers: Tensor, dtype: torch.dtype) -> Tensor:
+def add_splits(buffers: Tensor, out: Tensor) -> Tensor:
+    if buffers.data_ptr() == out.data_ptr():
+        return out
     splits = buffers.shape[0]
-    if splits == 1:
-        return buffers[0]
-    out = torch.empty(buffers.shape[1:], device=buffers.device, dtype=dtype)
     rows = power_of_two(splits)
     block = max(16, TILE // rows)
     geometry.launch(

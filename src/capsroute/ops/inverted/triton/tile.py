@@ -241,6 +241,12 @@ def load_transform(
 
 
 @triton.jit
+def from_stack(coefficients, begin, SIZE: tl.constexpr, positions):
+    """Where stack 0 would lie, if the buffer, with SIZE · positions for each, starts at `begin`."""
+    return coefficients - tl.cast(begin, tl.int64) * positions * SIZE
+
+
+@triton.jit
 def pose_dot(x, y):
     """⟨x, y⟩ of poses: (positions, parents)."""
     return tl.sum(tl.sum(x * y, axis=3), axis=1)

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
-from capsroute.ops.inverted.triton.geometry import coefficient_dtype
+from capsroute.ops.inverted.triton.geometry import ceil_div, coefficient_dtype
 from capsroute.ops.inverted.triton.tile import HALF, STACK, WARP_COLUMNS, Tile
 
 SHARED_MEMORY = 99 << 10  # of a program on consumer cards; Hopper has 227 KiB
 SCRATCH = 2 << 10  # exchanges between warps, beside what is loaded ahead
+# Of r and slopes held at a time: with half as many, a launch has too few programs (README.md).
+COEFFICIENT_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,15 @@ def _weight(tile: Tile, dtype: torch.dtype) -> Settings:
     scratch = SCRATCH + part * HALF * 4
     ahead = (SHARED_MEMORY - scratch) // stage
     return Settings(rows, 4, 3 if many else 2, _stages(2, ahead), halves)
+
+
+def chunks(tile: Tile, positions: int, dtype: torch.dtype) -> list[range]:
+    """The stacks that go backward together: as many as COEFFICIENT_BYTES hold, evenly, or one."""
+    stack = tile.members * _pairs(positions * tile.r_pad, tile.columns, tile, dtype)
+    most = max(1, COEFFICIENT_BYTES // stack)
+    each = ceil_div(tile.stacks, ceil_div(tile.stacks, most))
+    firsts = range(0, tile.stacks, each)
+    return [range(first, min(first + each, tile.stacks)) for first in firsts]
 
 
 def _pairs(rows: int, columns: int, tile: Tile, dtype: torch.dtype) -> int:
