@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, and how it fails."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -87,8 +88,15 @@ def test_help_and_version_do_not_wait_for_pytorch(option):
 def test_an_interrupt_while_pytorch_loads_is_one_line(tmp_path):
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "capsroute", "models"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "capsroute", "models"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        # a shell's background jobs ignore interrupts, and so would the child of one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
