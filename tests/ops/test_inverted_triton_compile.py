@@ -12,7 +12,7 @@ import triton_compiler  # noqa: E402
 
 from capsroute.ops.inverted import triton as kernels  # noqa: E402
 from capsroute.ops.inverted.triton import tuning  # noqa: E402
-from capsroute.ops.inverted.triton.backward import _least_padding  # noqa: E402
+from capsroute.ops.inverted.triton.fold import least_padding  # noqa: E402
 from capsroute.ops.inverted.triton.forward import vote_precision  # noqa: E402
 from capsroute.ops.inverted.triton.geometry import Geometry, power_of_two  # noqa: E402
 from capsroute.ops.inverted.triton.tile import Tile  # noqa: E402
@@ -130,7 +130,7 @@ def test_coefficients_are_held_for_some_children_at_a_time(monkeypatch, megabyte
 
 @pytest.mark.parametrize(("channels", "block"), [(512, 512), (1152, 128), (4096, 1024), (36, 64)])
 def test_folding_leaves_few_lanes_idle(channels, block):
-    assert _least_padding(channels, min(1024, power_of_two(channels))) == block
+    assert least_padding(channels, min(1024, power_of_two(channels))) == block
 
 
 def test_what_the_kernels_cannot_take_is_said():
