@@ -1,0 +1,82 @@
+"""Memory of routing on a GPU: forward and backward pass through a model's capsule layers.
+
+    python benchmarks/memory.py > benchmarks/memory.csv
+
+Peak above what lies there before (weights, primary capsules), in MiB, for each batch and number of
+iterations; with every vote stored (`reference`, as the paper's formula reads) and without. Beside
+it what there is to hold: the poses that all iterations make, the weights' gradients, and the votes
+that one iteration would store. bf16, nothing compiled.
+"""
+
+import csv
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.models import create_model
+from capsroute.ops.schedule import light_cone
+
+MODEL = "inverted_resnet_cifar10"
+BATCHES, ITERATIONS = (32, 128, 512), (1, 2, 4, 10)
+MIB = 2**20
+TOO_MUCH = 100 * 2**30  # bytes of votes that nobody waits for
+
+
+def main() -> None:
+    columns = ("model", "batch", "iterations", "impl", "peak_mib", "poses_mib", "weights_mib")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow((*columns, "votes_mib", "device", "torch"))
+    where = (torch.cuda.get_device_name(), torch.__version__)
+    for impl in ("auto", "reference"):
+        for batch in BATCHES:
+            for iterations in ITERATIONS:
+                row = measure(impl, batch, iterations)
+                if row is not None:
+                    writer.writerow((MODEL, batch, iterations, impl, *row, *where))
+
+
+def measure(impl: str, batch: int, iterations: int) -> tuple[str, ...] | None:
+    """Peak, poses, weights and votes in MiB; None if the votes would not fit."""
+    model: Any = create_model(MODEL, iterations=iterations, impl=impl).cuda()
+    poses, votes = shapes(model, batch)
+    if impl == "reference" and sum(votes) * iterations > TOO_MUCH:
+        return None
+    images = torch.rand(2, model.in_channels, *model.image_size, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        primary = model.primary(model.backbone(images))
+    primary = primary[:1].repeat(batch, *[1] * (primary.ndim - 1)).requires_grad_()
+    route(model.capsules, primary[:1])  # kernels compile outside the measurement
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    route(model.capsules, primary)
+    peak = torch.cuda.max_memory_allocated() - before
+    counts = light_cone(iterations, len(poses))
+    made = sum(size * count for size, count in zip(poses, counts, strict=True))
+    weights = sum(weight.nbytes for weight in model.capsules.parameters())
+    return tuple(f"{size / MIB:.0f}" for size in (peak, made, weights, sum(votes)))
+
+
+def route(capsules: torch.nn.Module, primary: Tensor) -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        top = capsules(primary)
+    top.float().square().sum().backward()
+    primary.grad = None
+    for weight in capsules.parameters():
+        weight.grad = None
+
+
+def shapes(model: Any, batch: int) -> tuple[list[int], list[int]]:
+    """Bytes of each layer's poses, and of the votes of one iteration, in bf16."""
+    device = model.capsules.layers[0].weight.device
+    with torch.no_grad():
+        routing = model.route(torch.rand(1, model.in_channels, *model.image_size, device=device))
+    poses = [2 * batch * history[-1].numel() for history in routing.poses]
+    children = [layer.weight.shape[:-3].numel() for layer in model.capsules.layers]
+    return poses, [size * count for size, count in zip(poses, children, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
