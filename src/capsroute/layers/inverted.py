@@ -47,7 +47,8 @@ class InvertedCaps(nn.Module):
     """What `ConvCaps` and `LinearCaps` share: transforms, LayerNorm and the initial poses.
 
     `forward(children, parents)` is one routing step and its LayerNorm. `parents=None` is the
-    first iteration. A `CapsuleStack` runs the iterations of several layers.
+    first iteration. `norm` is a LayerNorm that the children still lack, see `routing_step`. A
+    `CapsuleStack` runs the iterations of several layers.
     """
 
     weight: nn.Parameter
@@ -89,9 +90,19 @@ class InvertedCaps(nn.Module):
         return None
 
     def route(
-        self, children: Tensor, parents: Tensor | None, stride: int, return_coefficients: bool
+        self,
+        children: Tensor,
+        parents: Tensor | None,
+        norm: PoseNorm | None,
+        stride: int,
+        return_coefficients: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"stride": stride, "scale": self.scale, "impl": self.impl}
+        options: dict[str, Any] = {
+            "stride": stride,
+            "scale": self.scale,
+            "norm": norm,
+            "impl": self.impl,
+        }
         if not return_coefficients:
             return self.norm(routing_step(children, self.weight, parents, **options))
         poses, coefficients = routing_step(
@@ -143,13 +154,18 @@ class ConvCaps(InvertedCaps):
         self.kernel_size, self.stride, self.pose = kernel_size, stride, pose
 
     def forward(
-        self, children: Tensor, parents: Tensor | None = None, *, return_coefficients: bool = False
+        self,
+        children: Tensor,
+        parents: Tensor | None = None,
+        *,
+        norm: PoseNorm | None = None,
+        return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if parents is None:
             height, width = children.shape[1:3]
             size = tuple((s - self.kernel_size) // self.stride + 1 for s in (height, width))
             parents = self.first_parents(children, size)
-        return self.route(children, parents, self.stride, return_coefficients)
+        return self.route(children, parents, norm, self.stride, return_coefficients)
 
     def extra_repr(self) -> str:
         _, _, n_in, n_out, a, b = self.weight.shape
@@ -193,12 +209,17 @@ class LinearCaps(InvertedCaps):
         self.pose = pose
 
     def forward(
-        self, children: Tensor, parents: Tensor | None = None, *, return_coefficients: bool = False
+        self,
+        children: Tensor,
+        parents: Tensor | None = None,
+        *,
+        norm: PoseNorm | None = None,
+        return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         children = children.flatten(1, -2)
         if parents is None:
             parents = self.first_parents(children, ())
-        return self.route(children, parents, 1, return_coefficients)
+        return self.route(children, parents, norm, 1, return_coefficients)
 
     def extra_repr(self) -> str:
         n_in, n_out, a, b = self.weight.shape

@@ -55,10 +55,12 @@ class PrimaryCaps(nn.Module):
             self.norm = PoseNorm(pose_dim)
 
     def forward(self, features: Tensor) -> Tensor:
+        poses = self.poses(features)
+        return self.norm(poses) if self.normalization == "layer" else squash(poses)
+
+    def poses(self, features: Tensor) -> Tensor:
+        """Before they are normalised."""
         # channels last, so that the poses come out contiguous: LayerNorm would copy them otherwise
         features = features.contiguous(memory_format=torch.channels_last)
         channels = self.conv(features).permute(0, 2, 3, 1)
-        poses = channels.unflatten(-1, (self.capsules, self.pose_dim))
-        if self.normalization == "layer":
-            return self.norm(poses)
-        return squash(poses)
+        return channels.unflatten(-1, (self.capsules, self.pose_dim))

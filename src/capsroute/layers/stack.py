@@ -1,6 +1,7 @@
 """Runs a schedule over a stack of capsule layers."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -41,9 +42,20 @@ class CapsuleStack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.iterations, self.schedule = iterations, schedule
 
-    def forward(self, primary: Any) -> Any:
+    def forward(self, primary: Any, norm: nn.Module | None = None) -> Any:
+        """`norm`: one that the primary capsules still lack, left to the first layer if it can."""
         run = getattr(schedules, self.schedule)
-        return run(list(self.layers), primary, self.iterations)[-1]
+        steps: list[Any] = list(self.layers)
+        if norm is not None and self._reads_primary_once():
+            steps[0] = partial(steps[0], norm=norm)
+        elif norm is not None:
+            primary = norm(primary)
+        return run(steps, primary, self.iterations)[-1]
+
+    def _reads_primary_once(self) -> bool:
+        if self.schedule == "sequential":
+            return self.iterations == 1
+        return schedules.light_cone(self.iterations, len(self.layers))[0] == 1
 
     def route(self, primary: Any) -> tuple[Any, History]:
         """The same result, with every update of every layer recorded (the useless ones too)."""

@@ -115,7 +115,10 @@ class InvertedCapsNet(CapsuleClassifier):
         self.classifier = SharedClassifier(pose_dim)
 
     def compute_scores(self, images: Tensor) -> Tensor:
-        return self.classifier(self._poses(self.capsules(self.primary(self.backbone(images)))))
+        features = self.backbone(images)
+        if isinstance(self.primary, ActivatedPrimaryCaps):
+            return self.classifier(self._poses(self.capsules(self.primary(features))))
+        return self.classifier(self.capsules(self.primary.poses(features), self.primary.norm))
 
     def route(self, images: Tensor) -> Routing:
         primary = self.primary(self.backbone(self.prepare(images)))
@@ -136,7 +139,7 @@ def _build(
     pose_dim: int,
     activations: bool,
     options: dict[str, Any],
-) -> tuple[nn.Module, list[nn.Module]]:
+) -> tuple[PrimaryCaps, list[nn.Module]]:
     """Modules for the rows of a table, each sized by the one before."""
     primary_type, conv_type, linear_type = (
         (ActivatedPrimaryCaps, ActivatedConvCaps, ActivatedLinearCaps)

@@ -5,7 +5,7 @@ import math
 from typing import Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsroute.ops.tracing import constant_while_tracing, is_exporting
 
@@ -23,6 +23,7 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
+    norm: nn.LayerNorm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[False] = ...,
 ) -> Tensor: ...
@@ -36,6 +37,7 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
+    norm: nn.LayerNorm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -48,6 +50,7 @@ def routing_step(
     *,
     stride: int = 1,
     scale: float | None = None,
+    norm: nn.LayerNorm | None = None,
     impl: str = "auto",
     return_coefficients: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -66,6 +69,8 @@ def routing_step(
             (B, out, d'). `None` is the first iteration: poses of zero, uniform coefficients.
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
+        norm: a LayerNorm that the children still lack. It changes nothing to apply it before; on
+            a GPU, a first iteration takes it along where it reads the children anyway.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
             them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
             can run (CUDA, compute capability 8.0 and newer), the formula in a graph that is
@@ -91,8 +96,10 @@ def routing_step(
     if parents is not None and parents.dtype != children.dtype:
         parents = parents.to(children.dtype)
     with torch.autocast(device, enabled=False):  # implementations choose their own precision
+        if norm is not None and not (parents is None and _takes_norm(impl, children, weight)):
+            children, norm = norm(children), None
         poses, coefficients = _dispatch(
-            impl, children, weight, parents, stride, scale, return_coefficients
+            impl, children, weight, parents, norm, stride, scale, return_coefficients
         )
     if linear:
         poses = poses[:, 0, 0]
@@ -108,6 +115,7 @@ def _dispatch(
     children: Tensor,
     weight: Tensor,
     parents: Tensor | None,
+    norm: nn.LayerNorm | None,
     stride: int,
     scale: float,
     return_coefficients: bool,
@@ -127,6 +135,7 @@ def _dispatch(
             children,
             weight,
             parents,
+            norm=norm,
             stride=stride,
             scale=scale,
             return_coefficients=return_coefficients,
@@ -135,8 +144,19 @@ def _dispatch(
     raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
 
 
+def _takes_norm(impl: str, children: Tensor, weight: Tensor) -> bool:
+    """Whether a first iteration normalises its children by a kernel of its own."""
+    if impl == "auto":
+        return _choose(children, weight) == "triton"
+    if impl != "triton":
+        return False
+    from capsroute.ops.inverted import triton
+
+    return triton.supported(children, weight) is None
+
+
 def _choose(children: Tensor, weight: Tensor) -> str:
-    """What `auto` means for a step with parents."""
+    """What `auto` means; a first iteration is a convolution anyway, its LayerNorm is not."""
     if is_exporting():  # tiles depend on the batch, kernels on the machine
         return _say_once("reference", "the graph is exported")
     from capsroute.ops.inverted import triton

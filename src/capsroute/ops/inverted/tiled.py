@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsroute.ops.tracing import cast
 
@@ -24,17 +24,21 @@ def routing_step(
     weight: Tensor,
     parents: Tensor | None,
     *,
+    norm: nn.LayerNorm | None = None,
     stride: int,
     scale: float,
     return_coefficients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Same contract as `reference.routing_step`; the coefficients carry no gradient here."""
+    """Same contract as `reference.routing_step`; the coefficients carry no gradient here.
+
+    `norm`: without parents and on a GPU only, see `uniform_step`.
+    """
     if parents is not None:
         poses, coefficients = _TiledStep.apply(
             children, weight, parents, stride, scale, return_coefficients
         )
         return poses, coefficients if return_coefficients else None
-    poses = uniform_step(children, weight, stride)
+    poses = uniform_step(children, weight, stride, norm)
     if not return_coefficients:
         return poses, None
     batch, height, width, out, _ = poses.shape
@@ -42,12 +46,22 @@ def routing_step(
     return poses, poses.new_full((1,) * len(shape), 1.0 / out).expand(shape)
 
 
-def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Σ_i v_ij / M: a convolution over (child, column) channels, the pose's rows in the batch."""
+def uniform_step(
+    children: Tensor, weight: Tensor, stride: int, norm: nn.LayerNorm | None = None
+) -> Tensor:
+    """Σ_i v_ij / M: a convolution over (child, column) channels, the pose's rows in the batch.
+
+    `norm` is a LayerNorm that the children still lack, for the kernel that does both at once.
+    """
     k, _, n_in, n_out, a, b = weight.shape
     batch, height, width, _, d = children.shape
     rows = d // a
-    x = children.unflatten(-1, (rows, a)).permute(0, 4, 1, 2, 3, 5)
+    if norm is None:
+        x = children.unflatten(-1, (rows, a)).permute(0, 4, 1, 2, 3, 5)
+    else:
+        from capsroute.ops.inverted.triton.norm import norm_by_rows
+
+        x = norm_by_rows(children, norm.weight, norm.bias, norm.eps, rows)
     x = x.reshape(batch * rows, height, width, n_in * a)  # channels last, as the convolution likes
     if k == height == width == 1:
         kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)

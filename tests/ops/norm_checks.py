@@ -1,0 +1,102 @@
+"""LayerNorm by rows against plain PyTorch, on a card or in the interpreter. Not a test module.
+
+Run by test_inverted_norm.py in a process with TRITON_INTERPRET=1.
+"""
+
+import torch
+from triton_interpreter_checks import poison_allocations
+
+from capsroute.layers.primary import PoseNorm
+from capsroute.ops.inverted import routing_step
+
+# poses, rows
+TINY = {
+    "4×4": ((3, 5, 4, 6, 16), 4),
+    "4×4, several tiles a program": ((40, 4, 4, 8, 16), 4),
+    "6×6": ((2, 3, 3, 5, 36), 6),
+    "3×3": ((5, 2, 3, 2, 9), 3),
+    "vector": ((2, 1, 1, 7, 24), 1),
+}
+BUDGETS = {"poses": 2.0, "∂poses": 3.0, "∂weight": 3.0, "∂bias": 3.0}
+
+
+def plain(poses, norm, rows):
+    return norm(poses).unflatten(-1, (rows, -1)).permute(0, 4, 1, 2, 3, 5)
+
+
+def by_kernel(poses, norm, rows):
+    from capsroute.ops.inverted.triton.norm import norm_by_rows
+
+    return norm_by_rows(poses, norm.weight, norm.bias, norm.eps, rows)
+
+
+def run(function, poses, norm, rows, cotangent):
+    """Normalised poses and the three gradients."""
+    inputs = [poses.requires_grad_(), norm.weight, norm.bias]
+    out = function(poses, norm, rows)
+    return [out, *torch.autograd.grad(out, inputs, cotangent.to(out.dtype))]
+
+
+def tensors(shape, rows, dtype, seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    poses, cotangent = (torch.randn(shape, generator=generator) for _ in range(2))
+    norm = PoseNorm(shape[-1])
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(shape[-1], generator=generator))
+        norm.bias.copy_(torch.randn(shape[-1], generator=generator))
+    cotangent = cotangent.unflatten(-1, (rows, -1)).permute(0, 4, 1, 2, 3, 5)
+    poses = (3 * poses + 1).to(device, dtype)
+    return poses, norm.to(device), rows, cotangent.to(device, dtype)
+
+
+def check(shape, rows, dtype, seed=0, device="cpu"):
+    """The kernels' error against fp64 is at most a few times plain PyTorch's."""
+    poses, norm, rows, cotangent = tensors(shape, rows, dtype, seed, device)
+    ours = run(by_kernel, poses.clone(), norm, rows, cotangent)
+    theirs = run(plain, poses.clone(), norm, rows, cotangent)
+    exact = run(plain, poses.double(), norm.double(), rows, cotangent.double())
+    for (name, budget), got, low, want in zip(BUDGETS.items(), ours, theirs, exact, strict=True):
+        assert got.dtype == low.dtype and got.shape == want.shape, name
+        error, allowed = ((x.double() - want).norm() / want.norm() for x in (got, low))
+        allowed = max(allowed, torch.finfo(low.dtype).eps)
+        assert error <= budget * allowed, f"{name}: {error:.3g} > {budget} × {allowed:.3g}"
+
+
+def check_operators():
+    """Schema, fake tensors and autograd registration, as PyTorch checks them."""
+    from capsroute.ops.inverted.triton.norm import norm_by_rows, norm_by_rows_backward
+
+    poses, norm, rows, cotangent = tensors(*TINY["3×3"], torch.float32, 0, "cpu")
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+    arguments = (poses.requires_grad_(), norm.weight, norm.bias, norm.eps, rows)
+    torch.library.opcheck(norm_by_rows, arguments, test_utils=utilities)
+    arguments = (cotangent.contiguous(), poses.detach(), norm.weight.detach(), norm.eps)
+    torch.library.opcheck(
+        norm_by_rows_backward, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def check_first_iteration():
+    """A first iteration takes the norm along, and gives what it gives after it, in one graph."""
+    from unittest import mock
+
+    from capsroute.ops.inverted.triton import norm as kernels
+
+    poses, norm, _, _ = tensors((2, 4, 5, 3, 16), 4, torch.float32, 0, "cpu")
+    weight = torch.randn(3, 3, 3, 5, 4, 4, generator=torch.Generator().manual_seed(1))
+    want = routing_step(norm(poses), weight, stride=2)
+    with mock.patch.object(kernels, "norm_by_rows", wraps=kernels.norm_by_rows) as taken:
+        got = routing_step(poses, weight, stride=2, norm=norm, impl="triton")
+    assert taken.call_count == 1
+    torch.testing.assert_close(got, want)
+    compiled = torch.compile(routing_step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(poses, weight, stride=2, norm=norm, impl="triton"), want)
+
+
+if __name__ == "__main__":
+    check_operators()
+    check_first_iteration()
+    poison_allocations()
+    for shape, rows in TINY.values():
+        for dtype in (torch.float32, torch.float16):  # bf16 is wrong in the interpreter
+            check(shape, rows, dtype)
