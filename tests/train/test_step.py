@@ -14,6 +14,7 @@ from capsroute.train.step import (
     choose_loss,
     learning_rate,
     make_optimizer,
+    update_by_sgd,
 )
 
 
@@ -52,6 +53,34 @@ def test_optimizers_are_the_papers():
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 5e-4)
     adam = make_optimizer(OptimConfig(optimizer="adam", lr=1e-3), model)
     assert isinstance(adam, torch.optim.Adam) and adam.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 5e-4}, {"nesterov": True}, {"momentum": 0.0}],
+    ids=["weight decay", "Nesterov", "no momentum"],
+)
+def test_the_update_that_is_compiled_is_the_optimizers(options):
+    config = OptimConfig(**options)
+    ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = make_optimizer(config, ours)
+    lr = torch.tensor(0.1)  # as on a GPU
+    optimizer.param_groups[0]["lr"] = lr
+    settings = {"momentum": config.momentum, "nesterov": config.nesterov}
+    plain = torch.optim.SGD(theirs.parameters(), 0.1, weight_decay=config.weight_decay, **settings)
+    update = torch.compile(update_by_sgd, fullgraph=True, backend="aot_eager")
+    images = torch.randn(4, 5)
+    for rate in (0.1, 0.1, 0.01):
+        lr.fill_(rate)
+        plain.param_groups[0]["lr"] = rate
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(images).square().sum().backward()
+        update(optimizer)
+        plain.step()
+    for got, want in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(

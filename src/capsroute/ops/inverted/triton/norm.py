@@ -21,7 +21,9 @@ from capsroute.ops.inverted.triton.geometry import ceil_div, power_of_two
 from capsroute.ops.inverted.triton.splits import add_splits
 
 ELEMENTS = 2048  # of a program's tile: 16 a thread, so a pose of 16 is one thread's
-PROGRAMS_EACH = 5  # that a multiprocessor holds at once (96 registers a thread), backward: one round
+PROGRAMS_EACH = (
+    5  # that a multiprocessor holds at once (96 registers a thread), backward: one round
+)
 
 
 @triton.jit
