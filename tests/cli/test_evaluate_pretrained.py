@@ -43,7 +43,7 @@ def test_out(run, tmp_path):
     [
         ((), "expected either RUN_OR_CHECKPOINT or `--pretrained NAME`"),
         (("runs/mine", "--pretrained", SMALL), "expected either"),
-        (("--pretrained", "inverted_resnet_cifar100"), f"they ship for {SMALL}"),
+        (("--pretrained", "cnn_cifar10"), "they ship for inverted_resnet_cifar10, "),
         (("--pretrained", "inverted_smal"), f"did you mean '{SMALL}'?"),
         (("--pretrained", SMALL, "--iterations", "3"), "`--iterations` must be one of 1, 2, 4"),
         ((SMALL,), f"did you mean `--pretrained {SMALL}`?"),

@@ -225,8 +225,8 @@ def test_mistakes_are_one_line(run, model, tmp_path, arguments, message):
 def test_what_is_no_model_is_called_by_what_was_typed(run, photos):
     status, _, err = run("predict", photos / "a.png", photos / "a.png")
     assert status == 2 and err.startswith("error: `MODEL` must be a whole safetensors file, got ")
-    status, _, err = run("predict", "inverted_resnet_cifar10", photos / "a.png")
-    assert status == 2 and "no weights ship for 'inverted_resnet_cifar10'; they ship for " in err
+    status, _, err = run("predict", "cnn_cifar10", photos / "a.png")
+    assert status == 2 and "no weights ship for 'cnn_cifar10'; they ship for " in err
 
 
 def test_help_has_an_example(run):

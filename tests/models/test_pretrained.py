@@ -3,15 +3,15 @@
 import importlib.util
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from capsroute import create_model
-from capsroute.data import load_dataset
+from capsroute.inference import Prediction, Predictor
 from capsroute.models import model_info, pretrained
 from capsroute.models.pretrained import (
     FILES,
@@ -21,42 +21,54 @@ from capsroute.models.pretrained import (
     pretrained_path,
 )
 from capsroute.models.weights import load_model, load_tensors, read_metadata
+from shipped_samples import SAMPLES, read_sample, read_sheet, sample_pictures
 
 SHIPPED = sorted(FILES.glob("*.safetensors"))
-SAMPLES = Path(__file__).parent / "samples"
 RESULTS = Path(__file__).parents[2] / "results"
 TOOL = Path(__file__).parents[2] / "tools" / "ship_weights.py"
 SMALL = "inverted_small_multimnist"
 
 
-def sample_images(data, rows):
-    """Test images: from the package, or else from a sheet that `tools/ship_weights.py` wrote."""
-    sheet = SAMPLES / f"{data}.png"
-    return (read_sheet(sheet) if sheet.exists() else load_dataset(data).test.images)[rows]
-
-
-def read_sheet(path):
-    """Images in rows of 20."""
-    sheet = np.asarray(Image.open(path))
-    height, width, channels = sheet.shape
-    side = width // 20
-    grid = sheet.reshape(height // side, side, 20, side, channels).transpose(0, 2, 4, 1, 3)
-    return torch.from_numpy(grid.reshape(-1, channels, side, side))
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_committed_predictions(path):
+    """As a user gets them: weights by name, pictures brought to size as `predict` does."""
+    sample, metadata = read_sample(path.stem), read_metadata(path)
+    model = create_model(metadata["model"], pretrained=True, iterations=metadata["iterations"])
+    predictor = Predictor.from_model(model, device="cpu")
+    answers = predictor.predict(sample_pictures(sample), top_k=len(predictor.class_names))
+    for image, answer in zip(sample["images"], answers, strict=True):
+        known = image["probabilities"]
+        for name, probability in answer.ranked:
+            assert probability == pytest.approx(known.get(name, 0.0), abs=sample["tolerance"])
+        if "too_close_to_call" not in image:
+            assert set(answer.labels) == set(image["answer"]), image
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_committed_predictions(path):
-    sample = json.loads((SAMPLES / f"{path.stem}.json").read_text())
-    model = load_model(path).eval()
-    assert sample["data"] == model_info(model.name).dataset and sample["origin"]
-    assert 100 <= len(sample["rows"]) <= 200
-    with torch.no_grad():
-        scores = model(sample_images(sample["data"], sample["rows"]) / 255.0)
-    if model.task.multilabel:
-        predicted = [row.nonzero().flatten().tolist() for row in model.probabilities(scores) > 0.5]
-    else:
-        predicted = scores.argmax(1).tolist()
-    assert predicted == sample["predictions"]
+def test_a_sample_is_small_and_says_what_it_is(path):
+    sample, metadata = read_sample(path.stem), read_metadata(path)
+    images, names = sample["images"], metadata["class_names"]
+    assert sample["data"] == model_info(metadata["model"]).dataset
+    assert sample["origin"] and sample["tolerance"] <= 1e-3 and len(images) == 200
+    assert len({image["row"] for image in images}) == 200
+    assert sum("too_close_to_call" in image for image in images) <= 4
+    right = sum(set(image["answer"]) == set(image["truth"]) for image in images)
+    assert sample["accuracy"] == 100 * right / 200
+    shown = Counter(name for image in images for name in image["truth"])
+    if sample["rule"].endswith("of each class"):
+        assert shown == dict.fromkeys(names, 200 // len(names))
+        assert [image["truth"][0] for image in images] == sorted(shown.elements(), key=names.index)
+
+
+def test_the_sample_of_cifar10_is_the_first_images_of_each_class():
+    sample = read_sample("inverted_resnet_cifar10_r2")
+    rows = [image["row"] for image in sample["images"]]
+    assert sample["rule"] == "the first 20 test images of each class"
+    for start in range(0, 200, 20):
+        assert rows[start : start + 20] == sorted(rows[start : start + 20])
+    # test image 0 is a cat, as everyone knows who has opened the file
+    assert min(rows) == rows[60] == 0 and sample["images"][60]["truth"] == ["cat"]
+    assert sample["accuracy"] >= 90
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -78,7 +90,7 @@ def test_a_shipped_file_has_a_card_and_is_what_its_name_says(path):
 
 
 def test_what_ships_is_small_and_sampled():
-    assert SMALL in list_pretrained()
+    assert {SMALL, "inverted_resnet_cifar10"} <= set(list_pretrained())
     assert sum(path.stat().st_size for path in FILES.iterdir()) <= 16_000_000
     stems = {path.stem for path in SHIPPED}
     assert {path.stem for path in FILES.glob("*.md")} == stems
@@ -172,14 +184,36 @@ def test_a_model_that_does_not_route_needs_no_number(monkeypatch, tmp_path):
     assert pretrained_path("resnet18_cifar10") == path
 
 
-def test_a_sheet_gives_back_its_images(tmp_path):
+@pytest.fixture
+def tool():
     spec = importlib.util.spec_from_file_location("ship_weights", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_sheet_gives_back_its_images(tool, tmp_path):
     images = torch.randint(256, (40, 3, 32, 32), dtype=torch.uint8)
     tool.write_sheet(images, tmp_path / "sheet.png")
-    assert torch.equal(read_sheet(tmp_path / "sheet.png"), images)
-    one_class = torch.tensor([[1.0, 0.9995], [0.2, 0.9]])
-    assert tool.clear_cut(one_class, multilabel=False).tolist() == [1]
-    several = torch.tensor([[3.0, -0.0005], [0.2, -0.9]])
-    assert tool.clear_cut(several, multilabel=True).tolist() == [1]
+    pictures = read_sheet(tmp_path / "sheet.png")
+    for image, picture in zip(images, pictures, strict=True):
+        assert torch.equal(torch.from_numpy(np.array(picture)).permute(2, 0, 1), image)
+
+
+def test_which_images_are_sampled(tool):
+    one_class = torch.arange(100).repeat(3).flip(0)
+    rows = tool.choose(one_class)
+    assert rows[:4].tolist() == [99, 199, 98, 198] and len(rows) == 200
+    assert tool.rule(one_class) == "the first 2 test images of each class"
+    several = torch.zeros(300, 10)
+    assert tool.choose(several).tolist() == list(range(200))
+    assert tool.rule(several) == "the first 200 test images"
+
+
+def test_answers_that_rounding_could_change_are_marked(tool):
+    def close(multilabel, *probabilities):
+        ranked = [(str(index), p) for index, p in enumerate(probabilities)]
+        return tool.too_close(Prediction(["0"], ranked), multilabel)
+
+    assert close(False, 0.4509, 0.4491, 0.1) and not close(False, 0.46, 0.44, 0.1)
+    assert close(True, 0.9, 0.4995) and not close(True, 0.9, 0.89, 0.1)

@@ -373,3 +373,8 @@ def test_a_compiled_run_follows_the_eager_one(config, tmp_path, with_changes):
     for eager, other in pairs:
         for key in ("train_loss", "val_loss", "test_loss"):
             assert other[key] == pytest.approx(eager[key], rel=1e-3), key
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    other_seed = dataclasses.replace(short, seed=short.seed + 1)
+    train(other_seed, tmp_path / "another", Runtime("cpu", compile="yes"), Reporter())
+    # a run like the last one in its process has nothing to compile
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled > 0

@@ -21,6 +21,7 @@ from capsroute.train.reporting import Reporter
 # A step has hundreds of small kernels: those that can run side by side become one, and each is
 # timed with several shapes of its blocks: some 5 % of a step (benchmarks/kernels/h200).
 COMPILER_OPTIONS: dict[str, Any] = {"combo_kernels": True, "max_autotune_pointwise": True}
+COMPILED_VARIANTS = 1024  # of one function that a process may hold: models, modes, sizes of batches
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,6 @@ def check_evaluation(config: Config, dataset: Dataset) -> None:
 
 def wrap(model: ImageClassifier, job: Processes, runtime: Runtime, config: Config) -> nn.Module:
     """The model as training calls it: synchronised, distributed, compiled, as asked for."""
-    torch.compiler.reset()  # what earlier runs compiled counts against the limit of recompilations
     if job.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(job.device)  # of runs before in this process
         _prepare_convolutions(model)
@@ -149,6 +149,10 @@ def compiled(function: Callable, runtime: Runtime) -> Any:
     """As `torch.compile` makes it, if asked for; each shape is compiled by itself."""
     if runtime.compile != "yes":
         return function
+    import torch._dynamo.config as limits  # late: it takes seconds
+
+    # runs of one process share what fits several of them, and do not count against each other
+    limits.recompile_limit = limits.accumulated_recompile_limit = COMPILED_VARIANTS
     return torch.compile(function, dynamic=False, options=COMPILER_OPTIONS)
 
 

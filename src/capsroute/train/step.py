@@ -85,27 +85,27 @@ def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     return optimizer
 
 
-@torch.no_grad()
-def update_by_sgd(optimizer: torch.optim.SGD) -> None:
-    """`optimizer.step()` for a compiler, which spreads the work over the whole card.
+def update_by_sgd(optimizer: torch.optim.SGD, sgd: Callable[..., None] = sgd) -> None:
+    """`optimizer.step()`, with PyTorch's function or a compiled one.
 
-    PyTorch's own fused kernel gives a program 65,536 elements: of models of this size, that keeps
-    a few dozen programs busy for long.
+    Compiled, the work spreads over the whole card. PyTorch's own fused kernel gives a program
+    65,536 elements: of models of this size, that keeps a few dozen programs busy for long.
     """
     for group in optimizer.param_groups:
         trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-        sgd(
-            trained,
-            [parameter.grad for parameter in trained],
-            [optimizer.state[parameter].get("momentum_buffer") for parameter in trained],
-            foreach=True,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            weight_decay=group["weight_decay"],
-            dampening=0.0,
-            maximize=False,
-        )
+        with torch.no_grad():
+            sgd(
+                trained,
+                [parameter.grad for parameter in trained],
+                [optimizer.state[parameter].get("momentum_buffer") for parameter in trained],
+                foreach=True,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                nesterov=group["nesterov"],
+                weight_decay=group["weight_decay"],
+                dampening=0.0,
+                maximize=False,
+            )
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int, steps_per_epoch: int) -> float:
@@ -163,9 +163,9 @@ class TrainStep:
         self.loss = choose_loss(config.optim, bare, mixed=config.data.cutmix > 0)
         self._loss_of_step, self._count = compile(self.loss), compile(self._count_plainly)
         self.optimizer = make_optimizer(config.optim, bare)
-        update = compile(update_by_sgd)
-        compiles = update is not update_by_sgd and isinstance(self.optimizer, torch.optim.SGD)
-        self._update = partial(update, self.optimizer) if compiles else self.optimizer.step
+        self._update: Callable[[], Any] = self.optimizer.step
+        if compile(sgd) is not sgd and isinstance(self.optimizer, torch.optim.SGD):
+            self._update = partial(update_by_sgd, self.optimizer, compile(sgd))
         decay = config.optim.ema
         self.average = WeightAverage(bare, decay) if decay else None
         device = next(bare.parameters()).device

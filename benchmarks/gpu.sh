@@ -1,0 +1,24 @@
+#!/bin/bash
+# All rows of benchmarks/gpu.csv and benchmarks/memory.csv, and the generator's speed, on one GPU.
+#
+#     bash benchmarks/gpu.sh [FOLDER]     (default: benchmarks)
+#
+# Rows that are there already, of this commit and machine, are not measured again, so a run that
+# was cut goes on. Every command is followed by the next one even if it fails; it says so.
+out=${1:-benchmarks}
+bench() { python -m capsroute bench "$@" --out "$out/gpu.csv" || echo "FAILED: bench $*"; }
+resnet=inverted_resnet_cifar10
+
+bench $resnet:1,2,3,4,5,10 --modes train
+bench $resnet:2 --modes infer --batch 1 128 2048
+bench inverted_resnet_cifar100:2,4 --modes train
+bench inverted_simple_cifar10:4 --modes train
+bench inverted_vector_multimnist:2 cnn_multimnist_learned_pool --modes train
+bench dynamic_vector_multimnist inverted_matrix_multimnist_wide --modes train
+bench inverted_matrix_multimnist cnn_multimnist --modes train
+python benchmarks/generator.py cuda > "$out/generator_gpu.json" || echo "FAILED: generator"
+python benchmarks/memory.py > "$out/memory.csv" || echo "FAILED: memory"
+bench $resnet:2,4 --modes train --reference --repeats 20
+bench $resnet:2 --backbone timm/resnet50 --image-size 224
+bench $resnet:1,3,4,5 --modes infer
+bench $resnet:1,3,5 --modes train --reference --repeats 20
