@@ -109,10 +109,13 @@ def cost(panels: Mapping[str, Mapping[str, Curve]]) -> Any:
     """Time and memory against iterations, a line for each model and implementation."""
     from matplotlib.ticker import LogLocator
 
-    figure = _figure(10.0, 3.4 * (len(panels) // 2))
-    axes = figure.subplots(len(panels) // 2, 2, squeeze=False)
+    rows = (len(panels) + 1) // 2
+    figure = _figure(10.0, 3.4 * rows)
+    axes = figure.subplots(rows, 2, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     known: dict[str, Any] = {}
-    for axis, (label, lines) in zip(axes.flat, panels.items(), strict=True):
+    for axis, (label, lines) in zip(axes.flat, panels.items(), strict=False):
         for name, (counts, values) in lines.items():
             (known[name],) = axis.plot(counts, values, "o-", ms=4)
         axis.set(xlabel="routing iterations", ylabel=label, yscale="log")

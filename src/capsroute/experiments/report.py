@@ -191,10 +191,11 @@ def figures(
     if lines := _iteration_lines(evidence):
         caption = "Accuracy at the best test epoch against routing iterations, CIFAR-10"
         found.append(Figure("iterations", caption, iterations, lines))
-    if rows := _timings(timings):
+    rows = _timings(timings)
+    if costs := _cost_panels(rows):
         devices = ", ".join(sorted({row["device"] for row in rows}))
         caption = f"Time and memory of {BATCH} images on {devices}, by routing iterations"
-        found.append(Figure("cost", caption, cost, _cost_panels(rows)))
+        found.append(Figure("cost", caption, cost, costs))
     if movements:
         lines = {
             name: {
@@ -239,24 +240,29 @@ def _iteration_lines(evidence: Evidence) -> dict[str, dict[str, Any]]:
 
 def _timings(path: Path) -> list[dict[str, str]]:
     """Rows of `capsroute bench` that the figure shows: the paper's batch, whole models, checked."""
-    wanted = {"batch": str(BATCH), "part": "model", "checked": "True", "bn_group": ""}
+    wanted = {"batch": str(BATCH), "part": "model", "checked": "True"}
+    wanted |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
     rows = [row for row in read_rows(path) if wanted.items() <= row.items() and row["iterations"]]
     return sorted(rows, key=lambda row: int(row["iterations"]))
 
 
 def _cost_panels(timings: Sequence[dict[str, str]]) -> dict[str, dict[str, list[list[float]]]]:
+    """Panels of lines; a model with one number of iterations has no line."""
     panels: dict[str, dict[str, list[list[float]]]] = {}
     quantities = {"median_ms": "ms", "peak_mib": "MiB"}
     modes = {"train": "a training step", "infer": "inference"}
     for mode, what in modes.items():
         for column, unit in quantities.items():
-            lines = panels.setdefault(f"{what}, {unit}", {})
+            lines: dict[str, list[list[float]]] = {}
             for row in timings:
                 if row["mode"] == mode and row[column]:
                     label = f"{row['model']}, {row['impl']}, {row['dtype']}"
                     points = lines.setdefault(label, [[], []])
                     points[0].append(float(row["iterations"]))
                     points[1].append(float(row[column]))
+            lines = {label: points for label, points in lines.items() if len(points[0]) > 1}
+            if lines:
+                panels[f"{what}, {unit}"] = lines
     return panels
 
 
