@@ -1,0 +1,109 @@
+"""Compare changes to a recipe on a validation split: the test images are not looked at.
+
+    python tools/tune_recipe.py fast_cifar10 --epochs 100 --data-root ~/data \\
+        'data.cutmix=0.5' 'data.cutmix=0.5 data.cutout=0' 'model.bn_group=32'
+
+Each change is one or several fields of the config, separated by spaces; the preset as it is comes
+first. A tenth of the training images is held back, the accuracy on them after the last epoch
+counts. Rows go to results/tuning/<preset>.csv as they come; those that are there are not run again.
+"""
+
+import argparse
+import csv
+import dataclasses
+import io
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from capsroute.experiments import preset
+from capsroute.files import write_whole
+from capsroute.train.build import Runtime
+from capsroute.train.config import Config
+from capsroute.train.engine import train
+from capsroute.train.reporting import Reporter
+
+RESULTS = Path(__file__).parents[1] / "results" / "tuning"
+HELD_BACK = 0.1
+COLUMNS = ("change", "epochs", "seed", "val_accuracy", "train_loss", "seconds", "device", "commit")
+Row = dict[str, Any]
+
+
+def with_change(config: Config, change: str) -> Config:
+    """`data.cutmix=0.5 optim.lr=0.2`, values as in JSON."""
+    for field in change.split():
+        path, _, value = field.partition("=")
+        part, _, name = path.rpartition(".")
+        holder: Any = getattr(config, part) if part else config
+        holder = dataclasses.replace(holder, **{name: json.loads(value)})
+        changed: dict[str, Any] = {part: holder}
+        config = dataclasses.replace(config, **changed) if part else holder
+    return config
+
+
+def plan(options: argparse.Namespace, change: str) -> Config:
+    config = with_change(preset(options.preset).config, change)
+    data = dataclasses.replace(
+        config.data, validation=HELD_BACK, data_root=options.data_root and str(options.data_root)
+    )
+    # evaluated once, at the end; the run's test accuracy is never read
+    return dataclasses.replace(
+        config,
+        data=data,
+        epochs=options.epochs,
+        steps=None,
+        seed=options.seed,
+        eval_every=10**9,
+    )
+
+
+def run(config: Config, change: str) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(config, Path(folder) / "run", Runtime(), Reporter())
+        last = json.loads((Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    found = {"change": change or "as it is", **summary, "seconds": summary["train_seconds"]}
+    found |= {"epochs": config.epochs, "train_loss": last["train_loss"]}
+    return {column: found[column] for column in COLUMNS}
+
+
+def read(path: Path) -> list[Row]:
+    return list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, buffer.getvalue().encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("preset")
+    parser.add_argument("changes", nargs="*", metavar="FIELD=VALUE…")
+    parser.add_argument("--epochs", type=int, default=100, help="(default: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run after as many")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="(default: results/tuning)")
+    options = parser.parse_intermixed_args()
+    path, start = options.out / f"{options.preset}.csv", time.monotonic()
+    for change in ["", *options.changes]:
+        rows = read(path)
+        wanted = (change or "as it is", str(options.epochs), str(options.seed))
+        if wanted in [(row["change"], row["epochs"], row["seed"]) for row in rows]:
+            continue
+        if time.monotonic() - start > 60 * options.minutes:
+            print(f"no time is left for: {wanted[0]}")
+            return
+        row = run(plan(options, change), change)
+        write(path, [*rows, row])
+        print(f"{row['val_accuracy']:.2f} % {row['seconds']:.0f} s  {row['change']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
