@@ -17,6 +17,7 @@ import capsroute
 from capsroute.export import export_model
 from capsroute.inference import Predictor
 from capsroute.models.weights import save_model
+from shipped_samples import read_sample, sample_pictures
 
 SIZE = 20
 
@@ -246,3 +247,16 @@ def test_the_shipped_model_reads_the_shipped_samples(run):
         "digits_0_7.png": {"0", "7"},
         "digits_2_4.png": {"2", "4"},
     }
+
+
+def test_photographs_are_named(run, tmp_path):
+    sample = read_sample("inverted_resnet_cifar10_r2")
+    pairs = list(zip(sample_pictures(sample), sample["images"], strict=True))[::20]
+    for picture, image in pairs:
+        picture.save(tmp_path / f"{image['row']:03}.png")
+    pictures = sorted(tmp_path.glob("*.png"))
+    status, out, err = run("predict", "inverted_resnet_cifar10", *pictures, "--json")
+    assert (status, err) == (0, "")
+    expected = {f"{image['row']:03}.png": image["answer"] for _, image in pairs}
+    assert {r["file"].rsplit("/")[-1]: r["labels"] for r in records(out)} == expected
+    assert ["airplane"] in expected.values() and ["truck"] in expected.values()

@@ -25,6 +25,7 @@ from shipped_samples import SAMPLES, read_sample, read_sheet, sample_pictures
 
 SHIPPED = sorted(FILES.glob("*.safetensors"))
 RESULTS = Path(__file__).parents[2] / "results"
+PAGE = Path(__file__).parents[2] / "docs" / "pretrained.md"
 TOOL = Path(__file__).parents[2] / "tools" / "ship_weights.py"
 SMALL = "inverted_small_multimnist"
 
@@ -95,6 +96,8 @@ def test_what_ships_is_small_and_sampled():
     stems = {path.stem for path in SHIPPED}
     assert {path.stem for path in FILES.glob("*.md")} == stems
     assert {path.stem for path in SAMPLES.glob("*.json")} == stems
+    cards = re.findall(r'--8<-- "src/capsroute/models/files/(\w+)\.md', PAGE.read_text())
+    assert sorted(cards) == sorted(stems)
 
 
 @pytest.mark.parametrize("iterations", [None, 1, 2, 4])

@@ -95,7 +95,8 @@ def _no_garbage_collection() -> Iterator[None]:
 class CapturedSteps:
     """Training steps in the order of a run, one graph for each size of batch.
 
-    `moment(step)` gives a step's learning rate and epoch, `render` makes a batch of a plan.
+    `moment(step)` gives a step's learning rate and epoch, `render` makes a whole batch of a plan;
+    for a short one it need not be compiled.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class CapturedSteps:
         """The step at `row`, and on to the next."""
         plan = self.plans.index_select(0, self.row)[0, :size]
         step, lr, epoch = self.moments.index_select(0, self.row)[0].unbind()
-        images, targets = self.render(plan)
+        whole = size == self.batches.batch_size
+        images, targets = (self.render if whole else self.batches.render)(plan)
         self.train_step(images, targets, 1.0, Moment(step, lr, epoch))
         self.row += 1

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -144,11 +144,20 @@ class WeightAverage:
                 torch._foreach_copy_([self.values[k] for k in counted], [now[k] for k in counted])
 
 
+class Parts(NamedTuple):
+    """What a step calls with a batch."""
+
+    model: nn.Module
+    loss: Loss
+    tally: Callable[[Tensor, Tensor, Tensor, Tensor, bool], None]
+
+
 class TrainStep:
     """Runs training steps on a model; `bare` is the module under DDP and compilation.
 
     `compile` makes of a function what steps call: the loss and the counting are many kernels for
-    a handful of numbers.
+    a handful of numbers. The short last batch of an epoch runs uncompiled: each size is compiled
+    by itself, and that takes longer than such a batch could win back in a whole run.
     """
 
     def __init__(
@@ -161,7 +170,8 @@ class TrainStep:
     ) -> None:
         self.model, self.bare, self.config, self.world = model, bare, config, world
         self.loss = choose_loss(config.optim, bare, mixed=config.data.cutmix > 0)
-        self._loss_of_step, self._count = compile(self.loss), compile(self._count_plainly)
+        self.plain = Parts(getattr(model, "_orig_mod", model), self.loss, self._tally)
+        self.compiled = Parts(model, compile(self.loss), compile(self._tally))
         self.optimizer = make_optimizer(config.optim, bare)
         self._update: Callable[[], Any] = self.optimizer.step
         if compile(sgd) is not sgd and isinstance(self.optimizer, torch.optim.SGD):
@@ -181,14 +191,16 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         pieces = min(self.config.optim.accumulate, len(images))
         parts = list(zip(images.chunk(pieces), targets.chunk(pieces), strict=True))
+        whole = len(images) >= self.config.batch_size // self.world
+        model, loss_of, tally = self.compiled if whole else self.plain
         for index, (piece, wanted) in enumerate(parts):
             with self._last_piece(index == len(parts) - 1):
-                scores = self._scores(piece)
-                loss = self._loss_of_step(scores, wanted, epoch)
+                scores = self._scores(model, piece)
+                loss = loss_of(scores, wanted, epoch)
                 # DDP averages over processes; the loss is a mean over the whole batch
                 weight = share * self.world * len(piece) / len(images)
                 (loss * weight).backward()
-            self._count(loss.detach(), scores.detach(), wanted, step, share > 0)
+            tally(loss.detach(), scores.detach(), wanted, step, share > 0)
         if self.config.optim.clip:
             nn.utils.clip_grad_norm_(self.bare.parameters(), self.config.optim.clip)
         self._update()
@@ -202,17 +214,17 @@ class TrainStep:
             else:
                 group["lr"] = float(lr)
 
-    def _scores(self, images: Tensor) -> Tensor:
+    def _scores(self, model: nn.Module, images: Tensor) -> Tensor:
         low = self.config.dtype == "bfloat16"
         with torch.autocast(images.device.type, torch.bfloat16, enabled=low):
-            return self.model(images)
+            return model(images)
 
     def _last_piece(self, last: bool) -> Any:
         """DDP exchanges gradients after the last piece of a batch only."""
         no_sync = getattr(self.model, "no_sync", None)
         return nullcontext() if last or no_sync is None else no_sync()
 
-    def _count_plainly(
+    def _tally(
         self, loss: Tensor, scores: Tensor, targets: Tensor, step: Tensor, ours: bool
     ) -> None:
         """Add to the totals, if the images are `ours`; remember the first step that went wrong."""
