@@ -24,6 +24,11 @@ def test_movement_and_accuracy_are_those_of_models_that_stop_there():
         third, fourth = (small(t).route(images).poses[-1][-1].double() for t in (3, 4))
     step = ((fourth - third).norm(dim=-1) / fourth.norm(dim=-1)).mean().item()
     assert abs(found["movement"][-1][-1] - step) < 1e-6
+    with torch.no_grad():
+        shares = small(4).route(images).coefficients[-1][-1]
+    uneven = (10 * shares.double() - 1).square().mean().sqrt().item()
+    assert uneven > 0 and abs(found["unevenness"][-1][-1] - uneven) < 1e-6
+    assert found["unevenness"][-1][0] < 1e-6  # the first iteration is uniform
     for t in (1, 4):
         predicted = small(t)(images) > 0
         right = (predicted == targets.bool()).all(dim=1).float().mean().item()
@@ -35,11 +40,12 @@ def test_the_report_shows_what_was_measured(tmp_path):
     folder.mkdir(parents=True)
     for initial in ("random", "zeros"):
         lines = {"movement": [[0.1] * 49, [0.25] * 49], "accuracy": [10.0, 70.5] + [20.0] * 48}
+        lines["unevenness"] = [[0.0] * 50, [0.0, 0.125] + [0.5] * 48]
         about = {"model": "m", "trained_with": 2, "initial_poses": initial}
         (folder / f"m_{initial}.json").write_text(json.dumps(about | lines))
     assert list(read_movements(tmp_path / "results")) == ["m_r2", "m_r2, random start"]
     page, *figures = write_report(tmp_path / "results", tmp_path, tmp_path / "none.csv")
     text = page.read_text()
     assert "## Does the routing settle?" in text
-    assert "| m_r2 | 70.5 | 20.0 | 0.2500 |" in text
+    assert "| m_r2 | 0.125 | 70.5 | 20.0 | 0.2500 |" in text
     assert [path.name for path in figures] == ["settling.png"]

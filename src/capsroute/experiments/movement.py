@@ -26,10 +26,13 @@ def pose_movement(
 ) -> dict[str, Any]:
     """Over (images, targets): mean ‖pₜ − pₜ₋₁‖ / ‖pₜ‖ by layer, and accuracy if stopped at t.
 
-    `movement[layer][t - 2]` for t from 2, `accuracy[t - 1]` in percent for t from 1.
+    `movement[layer][t - 2]` for t from 2, `accuracy[t - 1]` in percent for t from 1. And
+    `unevenness[layer][t - 1]`, the root of the mean of (M r − 1)²: none of it where each of the M
+    parents gets the same share r of every child.
     """
     moved: list[Tensor] = []
     right: list[Tensor] = []
+    uneven: list[Tensor] = []
     count = 0
     model.eval()
     for images, targets in batches:
@@ -37,10 +40,23 @@ def pose_movement(
         moved.append(torch.stack([_steps(layer) for layer in routing.poses]) * len(images))
         scores = [model.classifier(poses) for poses in routing.poses[-1]]
         right.append(torch.stack([correct(model, each, targets).sum() for each in scores]))
+        squares = [[_squares(each) for each in layer] for layer in routing.coefficients]
+        uneven.append(torch.tensor(squares, dtype=torch.float64) * len(images))
         count += len(images)
     movement = torch.stack(moved).sum(0) / count
     accuracy = 100.0 * torch.stack(right).sum(0) / count
-    return {"movement": movement.tolist(), "accuracy": accuracy.tolist(), "images": count}
+    unevenness = (torch.stack(uneven).sum(0) / count).sqrt()
+    return {
+        "movement": movement.tolist(),
+        "unevenness": unevenness.tolist(),
+        "accuracy": accuracy.tolist(),
+        "images": count,
+    }
+
+
+def _squares(coefficients: Tensor) -> float:
+    """The mean of (M r − 1)²; coefficients are (…, M)."""
+    return (coefficients.shape[-1] * coefficients - 1.0).square().mean().item()
 
 
 def _steps(poses: list[Tensor]) -> Tensor:

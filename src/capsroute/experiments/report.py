@@ -62,15 +62,19 @@ def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figur
     rows = []
     for name, found in movements.items():
         moved, right = found["movement"][-1], found["accuracy"]
-        own = f"{right[found['trained_with'] - 1]:.1f}"
-        rows.append([name, own, f"{right[-1]:.1f}", *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
+        trained = found["trained_with"] - 1
+        cells = [name, f"{found['unevenness'][-1][trained]:.3f}"]
+        cells += [f"{right[index]:.1f}" for index in (trained, -1)]
+        rows.append([*cells, *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
     last = len(next(iter(movements.values()))["accuracy"])
-    headings = ["model", "accuracy as trained", f"after {last} iterations"]
+    headings = ["model", "unevenness", "accuracy as trained", f"after {last} iterations"]
     headings += [f"movement at {t}" for t in SHOWN]
     text = (
         "Trained models, routed for longer than they were trained with, every layer in each "
         "iteration: how far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, and "
-        "the accuracy if routing stopped there (`tools/pose_movement.py`)."
+        "the accuracy if routing stopped there (`tools/pose_movement.py`). Unevenness: the root of "
+        "the mean of (M r − 1)² over the class layer's coefficients r in the last iteration that "
+        "the model was trained with; 0 where all M parents get the same share of every child."
     )
     section = ["## Does the routing settle?", text, _markdown(headings, rows)]
     return "\n\n".join([*section, _picture(drawn["settling"])])
