@@ -56,6 +56,16 @@ def test_optimizers_are_the_papers():
     assert isinstance(adam, torch.optim.Adam) and adam.param_groups[0]["lr"] == 1e-3
 
 
+def test_what_routes_may_have_a_decay_of_its_own():
+    model = create_model("inverted_small_multimnist")
+    groups = make_optimizer(OptimConfig(capsule_decay=0.0), model).param_groups
+    assert [group["weight_decay"] for group in groups] == [5e-4, 0.0]
+    assert [id(p) for p in groups[1]["params"]] == [id(p) for p in model.capsules.parameters()]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    with pytest.raises(ValueError, match="`capsule_decay` must not be given for a model without"):
+        make_optimizer(OptimConfig(capsule_decay=0.0), create_model("cnn_cifar10"))
+
+
 @pytest.mark.parametrize(
     "options",
     [{"weight_decay": 5e-4}, {"nesterov": True}, {"momentum": 0.0}],

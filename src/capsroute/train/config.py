@@ -79,6 +79,8 @@ class OptimConfig:
     """Look ahead along the momentum."""
     weight_decay: float = 5e-4
     """L2 penalty on every parameter, as in the authors' code."""
+    capsule_decay: float | None = None
+    """The penalty on what routes, transforms and norms of the capsule layers, if another."""
     lr_schedule: Literal["step", "cosine", "constant"] = "step"
     """`step`: ÷10 at each milestone; `cosine`: to zero at the end."""
     milestones: tuple[int, ...] = (150, 250)
@@ -141,8 +143,8 @@ class Config:
                 f"`accumulate` must be between 1 and `batch_size` (={self.batch_size}), "
                 f"got {self.optim.accumulate}"
             )
-        for name in ("lr", "weight_decay", "clip"):
-            if not 0 <= getattr(self.optim, name) < math.inf:
+        for name in ("lr", "weight_decay", "capsule_decay", "clip"):
+            if not 0 <= (getattr(self.optim, name) or 0.0) < math.inf:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self.optim, name)}")
         if self.sync_bn and self.model.bn_group is not None:
             raise ValueError(

@@ -66,23 +66,32 @@ def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     parameters = list(model.parameters())
     gpu = parameters[0].device.type == "cuda"
     lr: Any = torch.tensor(config.lr, device=parameters[0].device) if gpu else config.lr
-    decay = config.weight_decay
+    groups = _groups(config, model)
     if config.optimizer == "adam":
-        return torch.optim.Adam(
-            parameters, lr, weight_decay=decay, capturable=gpu, fused=gpu or None
-        )
+        return torch.optim.Adam(groups, lr, capturable=gpu, fused=gpu or None)
     optimizer = torch.optim.SGD(
-        parameters,
-        lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=decay,
-        fused=gpu or None,
+        groups, lr, momentum=config.momentum, nesterov=config.nesterov, fused=gpu or None
     )
     for parameter in parameters if config.momentum else ():
         # as the first step would leave it, and all steps are alike to a compiler
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameters by their weight decay."""
+    if config.capsule_decay is None:
+        return [{"params": list(model.parameters()), "weight_decay": config.weight_decay}]
+    capsules = getattr(model, "capsules", None)
+    if capsules is None:
+        raise ValueError("`capsule_decay` must not be given for a model without capsules")
+    routing = list(capsules.parameters())
+    ours = {id(parameter) for parameter in routing}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in ours]
+    return [
+        {"params": rest, "weight_decay": config.weight_decay},
+        {"params": routing, "weight_decay": config.capsule_decay},
+    ]
 
 
 def update_by_sgd(optimizer: torch.optim.SGD, sgd: Callable[..., None] = sgd) -> None:
