@@ -6,7 +6,7 @@
 # Rows that are there already, of this commit and machine, are not measured again, so a run that
 # was cut goes on. Every command is followed by the next one even if it fails; it says so.
 out=${1:-benchmarks}
-bench() { python -m capsroute bench "$@" --out "$out/gpu.csv" || echo "FAILED: bench $*"; }
+bench() { python3 -m capsroute bench "$@" --out "$out/gpu.csv" || echo "FAILED: bench $*"; }
 resnet=inverted_resnet_cifar10
 
 bench $resnet:1,2,3,4,5,10 --modes train
@@ -16,8 +16,8 @@ bench inverted_simple_cifar10:4 --modes train
 bench inverted_vector_multimnist:2 cnn_multimnist_learned_pool --modes train
 bench dynamic_vector_multimnist inverted_matrix_multimnist_wide --modes train
 bench inverted_matrix_multimnist cnn_multimnist --modes train
-python benchmarks/generator.py cuda > "$out/generator_gpu.json" || echo "FAILED: generator"
-python benchmarks/memory.py > "$out/memory.csv" || echo "FAILED: memory"
+python3 benchmarks/generator.py cuda > "$out/generator_gpu.json" || echo "FAILED: generator"
+python3 benchmarks/memory.py > "$out/memory.csv" || echo "FAILED: memory"
 bench $resnet:2,4 --modes train --reference --repeats 20
 bench $resnet:2 --backbone timm/resnet50 --image-size 224
 bench $resnet:1,3,4,5 --modes infer

@@ -8,7 +8,7 @@ run="python3 -W ignore benchmarks/kernels/run.py"
 layers=("cifar10 conv1" "cifar10 conv2" "cifar10 class" "cifar100 conv1" "cifar100 conv2" \
     "cifar100 800-20" "cifar100 20-100" "matrix conv" "matrix class" "wide conv" "wide class" \
     "vector conv" "vector class")
-swept=("cifar10 conv1" "cifar100 conv1" "matrix conv" "cifar10 class")
+swept=("cifar10 conv1" "cifar100 conv1" "matrix conv" "cifar10 class" "vector conv" "vector class")
 cases=$(python3 -c 'import sys; sys.path[:0] = ["tests/ops", "src"]; import triton_cases
 print(len(triton_cases.ODD))')
 
@@ -38,7 +38,7 @@ if [ -n "$old" ]; then
     echo "-- before"
     KERNELS_SOURCE=$old timeout 60 $run --layers all --json "$out/layers.jsonl"
 fi
-timeout 90 $run --sweep "${swept[@]}" --json "$out/sweep.jsonl"
+timeout 110 $run --sweep "${swept[@]}" --json "$out/sweep.jsonl"
 python3 benchmarks/kernels/table.py "$out/layers.jsonl"
 python3 benchmarks/kernels/best.py "$out/sweep.jsonl"
 

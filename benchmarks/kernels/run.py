@@ -54,6 +54,29 @@ SWEEPS = {
         {"rows": 128, "num_warps": 8, "halves": 8, "resident": 1},
     ],
 }
+# of large poses: 128 rows read every transform half as often, a larger group every pose; some of
+# these take more shared memory than consumer cards have
+TALL = {"rows": 128, "num_warps": 8}
+SWEEPS |= {
+    "large_shares": [{"num_stages": 2}, {"group": 1}, TALL, TALL | {"group": 1}],
+    "large_slopes": [{"num_stages": 2}, {"group": 1}, TALL, TALL | {"num_stages": 2}],
+    "large_votes": [{"num_stages": 2}, {"group": 1}, TALL, {"resident": 2}, {"resident": 6}],
+    "large_children": [
+        {"num_stages": 2},
+        {"group": 1},
+        {"group": 4, "num_stages": 2},
+        TALL | {"num_stages": 2},
+        TALL,
+    ],
+    "large_weight": [
+        {"num_stages": 2},
+        {"group": 1},
+        {"group": 4, "num_stages": 2},
+        {"group": 4},
+        {"rows": 128, "num_stages": 2},
+        {"resident": 3},
+    ],
+}
 CHUNKS = (32, 64, 128, 256, 1024)  # MiB of coefficients at a time
 KERNELS = {
     "route": "route_kernel",
@@ -61,7 +84,13 @@ KERNELS = {
     "coefficients": "small_coefficients_kernel",
     "children": "small_children_kernel",
     "weight": "small_weight_kernel",
+    "large_shares": "coefficients_kernel",
+    "large_slopes": "coefficients_kernel",
+    "large_votes": "aggregate_kernel",
+    "large_children": "large_children_kernel",
+    "large_weight": "large_weight_kernel",
 }
+FORWARD = ("route", "large_shares")
 
 
 def time_us(function, repeats=15):
@@ -164,12 +193,18 @@ def sweep(name, dtype, emit, warm, part, parts):
 
     layer = Layer(name, dtype)
     forward = len(layer.launches(layer.forward))
-    trials = [(kind, setting) for kind, settings in SWEEPS.items() for setting in [{}, *settings]]
+    launched = {kernel for kernel, *_ in layer.launches(layer.both)}
+    trials = [
+        (kind, setting)
+        for kind, settings in SWEEPS.items()
+        for setting in [{}, *settings]
+        if KERNELS[kind] in launched
+    ]
     for kind, setting in trials[part::parts]:
         tuning.OVERRIDES[kind] = setting
         try:
             calls = layer.launches(layer.both)
-            calls = calls[:forward] if kind == "route" else calls[forward:]
+            calls = calls[:forward] if kind in FORWARD else calls[forward:]
             named = [call for kernel, _, call in calls if kernel == KERNELS[kind]]
             if not warm:
                 timed = time_us(lambda named=named: [call() for call in named], 7)
@@ -177,6 +212,8 @@ def sweep(name, dtype, emit, warm, part, parts):
         except Exception as error:  # a setting that does not fit is a result too
             emit(layer=name, sweep=kind, setting=setting, error=str(error)[:200])
         del tuning.OVERRIDES[kind]
+    if KERNELS["coefficients"] not in launched:
+        return  # large poses hold the coefficients of all children
     whole = tuning.COEFFICIENT_BYTES
     for megabytes in CHUNKS[part::parts]:
         tuning.COEFFICIENT_BYTES = megabytes << 20

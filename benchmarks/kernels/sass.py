@@ -46,6 +46,8 @@ def classify(opcode):
 
 def pairs_of_an_iteration(arguments):
     """Child-parent pairs that one turn of a kernel's main loop handles."""
+    if "BLOCK_A" in arguments:  # large poses
+        return arguments["BLOCK_N"] * arguments.get("CHILDREN", arguments.get("PARENTS"))
     children = 8 // arguments["A_PAD"] * arguments.get("HALVES", 2)
     rows = arguments.get("ROWS", 0) // arguments["R_PAD"] or arguments["BLOCK_N"]
     part = arguments.get("PART", arguments["COLUMNS"]) / arguments["COLUMNS"]
@@ -53,15 +55,18 @@ def pairs_of_an_iteration(arguments):
 
 
 def count(name, dtype, capability):
-    """A row for each kernel for small poses of a layer."""
+    """A row for each kernel of a layer that goes through its pairs."""
     children, weight, stride = LAYERS[name]
     k, _, n_in, n_out = weight[:4]
     positions = children[0] * ((children[1] - k) // stride + 1) * ((children[2] - k) // stride + 1)
     compiled = triton_compiler.compile_step(LAYERS[name], dtype, capability)
     # backward may launch a kernel several times, for some of the children each
-    once = {(launch[0], launch[1].get("GIVEN")): launch for launch in compiled}
+    once = {
+        (kernel, arguments.get("GIVEN"), arguments.get("PLANES")): (kernel, arguments, made)
+        for kernel, arguments, made in compiled
+    }
     for kernel, arguments, made in once.values():
-        if "A_PAD" not in arguments:
+        if "A_PAD" not in arguments and "BLOCK_A" not in arguments:
             continue
         threads = 32 * arguments["num_warps"]
         loop = collections.Counter(map(classify, triton_compiler.main_loop(made)))
@@ -72,6 +77,7 @@ def count(name, dtype, capability):
         total = a_pair * loop.total()
         microseconds = total * positions * k * k * n_in * n_out / (128 * 132 * 1.75e3)
         given = ", slopes given" if arguments.get("GIVEN") else ""
+        given += ", backward" if arguments.get("PLANES") == 2 else ""
         yield {
             "layer": name,
             "kernel": kernel.__name__ + given,

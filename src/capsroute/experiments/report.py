@@ -83,7 +83,8 @@ def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figur
 def _progress(evidence: Evidence) -> str:
     printed = {row.experiment for table in all_tables()[:-1] for row in table.rows}
     ended = [name for name in printed if evidence.get(name)]
-    return f"Of the paper's {len(printed)} experiments, {len(ended)} have been run."
+    verb = "has" if len(ended) == 1 else "have"
+    return f"Of the paper's {len(printed)} experiments, {len(ended)} {verb} been run."
 
 
 def _headings(table: Table) -> list[str]:

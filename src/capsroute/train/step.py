@@ -182,9 +182,7 @@ class TrainStep:
         self.plain = Parts(getattr(model, "_orig_mod", model), self.loss, self._tally)
         self.compiled = Parts(model, compile(self.loss), compile(self._tally))
         self.optimizer = make_optimizer(config.optim, bare)
-        self._update: Callable[[], Any] = self.optimizer.step
-        if compile(sgd) is not sgd and isinstance(self.optimizer, torch.optim.SGD):
-            self._update = partial(update_by_sgd, self.optimizer, compile(sgd))
+        self._update = self._choose_update(compile)
         decay = config.optim.ema
         self.average = WeightAverage(bare, decay) if decay else None
         device = next(bare.parameters()).device
@@ -215,6 +213,14 @@ class TrainStep:
         self._update()
         if self.average is not None:
             self.average.update(self.bare)
+
+    def _choose_update(self, compile: Callable[[Any], Any]) -> Callable[[], Any]:
+        compiled, optimizer = compile(sgd), self.optimizer
+        # a learning rate that is no tensor would be a constant, and every other one compiled anew
+        on_device = isinstance(optimizer.param_groups[0]["lr"], Tensor)
+        if compiled is sgd or not on_device or not isinstance(optimizer, torch.optim.SGD):
+            return optimizer.step
+        return partial(update_by_sgd, optimizer, compiled)
 
     def _set_learning_rate(self, lr: Number) -> None:
         for group in self.optimizer.param_groups:
