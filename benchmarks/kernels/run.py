@@ -60,7 +60,7 @@ TALL = {"rows": 128, "num_warps": 8}
 SWEEPS |= {
     "large_shares": [{"num_stages": 2}, {"group": 1}, TALL, TALL | {"group": 1}],
     "large_slopes": [{"num_stages": 2}, {"group": 1}, TALL, TALL | {"num_stages": 2}],
-    "large_votes": [{"num_stages": 2}, {"group": 1}, TALL, {"resident": 2}, {"resident": 6}],
+    "large_votes": [{"num_stages": 2}, {"group": 1}, TALL, {"resident": 6}],
     "large_children": [
         {"num_stages": 2},
         {"group": 1},
@@ -74,7 +74,6 @@ SWEEPS |= {
         {"group": 4, "num_stages": 2},
         {"group": 4},
         {"rows": 128, "num_stages": 2},
-        {"resident": 3},
     ],
 }
 CHUNKS = (32, 64, 128, 256, 1024)  # MiB of coefficients at a time

@@ -34,6 +34,8 @@ LAYERS = {
     "linear 2×2": ((70, 1, 1, 19, 4), (1, 1, 19, 130, 2, 2), 1),
     "odd small": ((7, 6, 5, 3, 9), (2, 2, 3, 5, 3, 3), 2),
     "odd large": ((7, 6, 5, 3, 20), (2, 2, 3, 5, 20, 17), 1),
+    "largest vector": ((64, 6, 6, 8, 128), (3, 3, 8, 8, 128, 128), 1),
+    "vector, many parents": ((64, 1, 1, 36, 64), (1, 1, 36, 1000, 64, 64), 1),
 }
 
 
@@ -74,6 +76,27 @@ def test_votes_stay_in_the_accumulator():
         assert product in loop
         moved = [line for line in loop.splitlines() if "convert_layout" in line]
         assert not [line for line in moved if "64x128" in line or "16x2x32x8" in line], moved
+
+
+def test_large_poses_go_from_memory_to_the_tensor_cores():
+    """They are copied while others are multiplied, and nothing goes back to shared memory.
+
+    Only the votes' sum waits for loads of its own: the next child's coefficients, for two parents.
+    """
+    seen = set()
+    for kernel, arguments, compiled in compile_step("conv vector", torch.bfloat16, 90):
+        if "BLOCK_A" not in arguments:
+            continue
+        seen.add((kernel.__name__, arguments.get("PLANES")))
+        loop = compiled.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
+        loads = loop.count("tt.load")
+        assert loads == (2 if kernel.__name__ == "aggregate_kernel" else 0), kernel.__name__
+        assert "async_copy_global_to_local" in loop and "warp_group_dot" in loop
+        opcodes = triton_compiler.main_loop(compiled)
+        moved = [op for op in opcodes if op[:3] in ("STS", "LDL", "STL")]
+        assert not moved, kernel.__name__
+        assert triton_compiler.resources(compiled)[1] == 0, kernel.__name__
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -92,6 +92,17 @@ def check_chunks():
     return all(good)
 
 
+def check_groups():
+    """Large poses in fp32 with four children a program, of nine, and tiles of different sizes."""
+    from capsroute.ops.inverted.triton import tuning
+
+    rows = {"large_shares": 32, "large_slopes": 16, "large_children": 64, "large_weight": 64}
+    tuning.OVERRIDES.update({kernel: {"group": 4, "rows": rows[kernel]} for kernel in rows})
+    good = check_errors("conv vector, in twos", torch.float32)
+    tuning.OVERRIDES.clear()
+    return good
+
+
 def main():
     check_operator(cases.TINY["conv 2×2, stride 2"])
     check_one_graph(cases.TINY["linear 6×6"])
@@ -99,6 +110,7 @@ def main():
     poison_allocations()
     good = [check_errors(name, dtype) for name, dtype in itertools.product(cases.TINY, DTYPES)]
     good.append(check_chunks())
+    good.append(check_groups())
     check_coefficients(cases.TINY["conv 2×2, stride 2"])
     check_coefficients(cases.TINY["conv vector"])
     sys.exit(not all(good))

@@ -18,7 +18,7 @@ from torch import Tensor
 from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.common import softmax, window_corner
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div
-from capsroute.ops.inverted.triton.large import aggregate_large
+from capsroute.ops.inverted.triton.large import large_votes
 from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
     Tile,
@@ -197,8 +197,7 @@ def weighted_votes(
 ) -> tuple[Tensor, Tensor]:
     """The parents' new poses, and r as (window, positions, out), empty unless `keep`."""
     if not is_small(sizes):
-        poses, shares, _ = aggregate_large(children, weight, parents, None, sizes, scale)
-        return poses, shares if keep else children.new_empty(0)
+        return large_votes(children, weight, parents, sizes, scale, keep)
     kept = (sizes.window, sizes.positions, sizes.n_out) if keep else (0,)
     dtype = geometry.coefficient_dtype(children.dtype)
     shares = torch.empty(kept, device=children.device, dtype=dtype)

@@ -2,11 +2,15 @@
 
 `coefficients_kernel` writes r, or r and the slopes; `aggregate_kernel` sums up votes weighted by
 either; `large_children_kernel` and `large_weight_kernel` form ∂L/∂v_ij = r_ij g_j + slope_ij q_j.
+
+Coefficients are (window, N_OUT, planes, padded positions): a plane of r, backward another one of
+slopes. Positions come last and padded to whole tiles, so that they are loaded several at a time and
+unmasked: what lies in the padding is finite and meets poses of zero, or rows that nobody stores.
 """
 
-# Kernel arguments have no Python types, constants are in capitals.
-# mypy: allow-untyped-defs, allow-incomplete-defs
-# ruff: noqa: N803
+# Kernel arguments have no Python types, constants are in capitals, tuples grow by addition.
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment,var-annotated"
+# ruff: noqa: N803, N806, RUF005
 
 import torch
 import triton
@@ -20,9 +24,11 @@ from capsroute.ops.inverted.triton.common import (
     softmax_gradient,
     window_corner,
 )
-from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
+from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div
 from capsroute.ops.inverted.triton.splits import add_splits, partial
-from capsroute.ops.inverted.triton.tuning import large_stages
+from capsroute.ops.inverted.triton.tuning import LargeTile, Settings, large_settings
+
+PARTIALS_AN_ITEM = 150_000  # elements of another buffer that cost about as much as a turn of a loop
 
 
 @triton.jit
@@ -33,14 +39,43 @@ def pose_rows(first, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
+def zero_accumulator(M: tl.constexpr, N: tl.constexpr, TYPE: tl.constexpr):
+    """Zeros where the tensor cores would leave them: what is added to them moves there, once."""
+    if tl.float32 == TYPE:
+        return tl.zeros((M, N), tl.float32)
+    else:
+        return tl.dot(tl.zeros((M, 16), TYPE), tl.zeros((16, N), TYPE))
+
+
+@triton.jit
+def agreements(
+    poses,
+    w,
+    p,
+    BLOCK_R: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    CHILDREN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """⟨p W, q⟩ = ⟨p, q Wᵀ⟩ of each child, for BLOCK_J columns: (positions, CHILDREN · BLOCK_J)."""
+    ROWS: tl.constexpr = poses.shape[0]
+    x = tl.dot(poses, w, input_precision=PRECISION) * p
+    x = tl.sum(tl.reshape(x, (ROWS, CHILDREN, w.shape[1] // CHILDREN)), axis=2)
+    if BLOCK_R > 1:
+        x = tl.sum(tl.reshape(x, (ROWS // BLOCK_R, BLOCK_R, CHILDREN)), axis=1)
+    x = tl.broadcast_to(x[:, :, None], (ROWS // BLOCK_R, CHILDREN, BLOCK_J))
+    return tl.reshape(x, (ROWS // BLOCK_R, CHILDREN * BLOCK_J))
+
+
+@triton.jit
 def coefficients_kernel(
     children,
     weight,
     parents,
     grad_poses,
-    shares,
-    slopes,
+    coefficients,
     positions,
+    padded,
     height,
     width,
     out_height,
@@ -58,46 +93,78 @@ def coefficients_kernel(
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_J: tl.constexpr,
-    BACKWARD: tl.constexpr,
+    CHILDREN: tl.constexpr,
+    PLANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """r, and backward scale · ∂L/∂a, of one child: (window, positions, N_OUT).
+    """r of CHILDREN children, and with two planes scale · ∂L/∂a. weight is (window, N_OUT, A, B).
 
-    weight is (window, N_OUT, A, B).
+    q and g go into products as they lie in memory. The children's poses, which are multiplied with
+    every parent's product, move to its threads once.
     """
-    child = tl.program_id(1)
+    TYPE: tl.constexpr = children.dtype.element_ty
+    WINDOW: tl.constexpr = K * K * N_IN
     n, r = pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
-    c, d, j = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_J)
+    first = tl.program_id(1) * CHILDREN
+    k, d = tl.arange(0, CHILDREN * BLOCK_A), tl.arange(0, BLOCK_B)
+    child, c = tl.minimum(first + k // BLOCK_A, WINDOW - 1), k % BLOCK_A
     inside = (n < positions) & (r < R)
-    corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
-    at = corner + child_offset(child, width, N_IN, K, R * A) + r * A
-    p = tl.load(
-        children + at[:, None] + c[None, :], mask=inside[:, None] & (c < A)[None, :], other=0.0
-    )
-    w_at = tl.cast(child, tl.int64) * N_OUT * A * B + (c[:, None] * B + d[None, :])
-    w_in = (c < A)[:, None] & (d < B)[None, :]
-    q_at = (n * N_OUT * R + r)[:, None] * B + d[None, :]
+    corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A) + r * A
+    p_at = corner[:, None] + (child_offset(child, width, N_IN, K, R * A) + c)[None, :]
+    p = tl.load(children + p_at, mask=inside[:, None] & (c < A)[None, :], other=0.0)
+    p = p.to(tl.float32) + zero_accumulator(BLOCK_N * BLOCK_R, CHILDREN * BLOCK_A, TYPE)
+    w_at = (child * (N_OUT * A * B) + c * B)[None, :] + d[:, None]
+    w_in = (c < A)[None, :] & (d < B)[:, None]
+    q_at = (n * (N_OUT * R) + r)[:, None] * B + d[None, :]
     q_in = inside[:, None] & (d < B)[None, :]
-    agreement = tl.full((BLOCK_N, BLOCK_J), float("-inf"), tl.float32)
-    u = tl.zeros((BLOCK_N, BLOCK_J), tl.float32)
+    pair = tl.arange(0, CHILDREN * BLOCK_J)
+    child, j = first + pair // BLOCK_J, pair % BLOCK_J
+    agreement = tl.zeros((BLOCK_N, CHILDREN * BLOCK_J), tl.float32)
+    if BLOCK_R == 1:
+        agreement = zero_accumulator(BLOCK_N, CHILDREN * BLOCK_J, TYPE)
+    u = agreement
     for parent in range(N_OUT):
+        here = (j == parent)[None, :]
         w = tl.load(weight + w_at + parent * (A * B), mask=w_in, other=0.0)
-        v = tl.dot(p, w, input_precision=PRECISION)
-        q = tl.load(parents + q_at + parent * (R * B), mask=q_in, other=0.0).to(tl.float32)
-        column = tl.sum(tl.reshape(tl.sum(v * q, axis=1), (BLOCK_N, BLOCK_R)), axis=1)
-        agreement = tl.where((j == parent)[None, :], column[:, None], agreement)
-        if BACKWARD:
-            g = tl.load(grad_poses + q_at + parent * (R * B), mask=q_in, other=0.0).to(tl.float32)
-            column = tl.sum(tl.reshape(tl.sum(v * g, axis=1), (BLOCK_N, BLOCK_R)), axis=1)
-            u = tl.where((j == parent)[None, :], column[:, None], u)
-    share = softmax(agreement * scale, children.dtype.element_ty)
+        q = tl.load(parents + q_at + parent * (R * B), mask=q_in, other=0.0)
+        new = agreements(q, w, p, BLOCK_R, BLOCK_J, CHILDREN, PRECISION)
+        agreement = tl.where(here, new, agreement)
+        if PLANES == 2:
+            g = tl.load(grad_poses + q_at + parent * (R * B), mask=q_in, other=0.0)
+            u = tl.where(here, agreements(g, w, p, BLOCK_R, BLOCK_J, CHILDREN, PRECISION), u)
+    agreement = tl.where((j < N_OUT)[None, :], agreement * scale, float("-inf"))
+    share = softmax(tl.reshape(agreement, (BLOCK_N * CHILDREN, BLOCK_J)), TYPE)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at = tl.cast(child, tl.int64) * positions * N_OUT + (n[:, None] * N_OUT + j[None, :])
-    inside = (n < positions)[:, None] & (j < N_OUT)[None, :]
-    tl.store(shares + at, share.to(shares.dtype.element_ty), mask=inside)
-    if BACKWARD:
-        slope = scale * softmax_gradient(share, u, children.dtype.element_ty)
-        tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=inside)
+    to = tl.cast((child * N_OUT + j) * PLANES, tl.int64)[None, :] * padded + n[:, None]
+    real = ((child < WINDOW) & (j < N_OUT))[None, :]
+    kept = tl.reshape(share, (BLOCK_N, CHILDREN * BLOCK_J))
+    tl.store(coefficients + to, kept.to(coefficients.dtype.element_ty), mask=real)
+    if PLANES == 2:
+        u = tl.reshape(u, (BLOCK_N * CHILDREN, BLOCK_J))
+        slope = scale * softmax_gradient(share, u, TYPE)
+        kept = tl.reshape(slope, (BLOCK_N, CHILDREN * BLOCK_J))
+        tl.store(coefficients + padded + to, kept.to(coefficients.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def load_columns(
+    coefficients,
+    n,
+    first,
+    child,
+    padded,
+    N_OUT: tl.constexpr,
+    PARENTS: tl.constexpr,
+    PLANES: tl.constexpr,
+):
+    """(rows, PARENTS): the last plane of a child's coefficients, for one or two parents."""
+    at = tl.cast(child * N_OUT + first, tl.int64)
+    columns = tl.load(coefficients + (at * PLANES + PLANES - 1) * padded + n)
+    if PARENTS == 1:
+        return columns[:, None]
+    else:
+        at += tl.minimum(first + 1, N_OUT - 1) - first
+        return tl.join(columns, tl.load(coefficients + (at * PLANES + PLANES - 1) * padded + n))
 
 
 @triton.jit
@@ -107,6 +174,7 @@ def aggregate_kernel(
     coefficients,
     out,
     positions,
+    padded,
     height,
     width,
     out_height,
@@ -123,32 +191,80 @@ def aggregate_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    PARENTS: tl.constexpr,
+    PLANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ_i coefficient_ij v_ij over `split` children: (splits, positions, N_OUT, R·B)."""
-    parent = tl.program_id(1)
+    """Σ_i coefficient_ij v_ij over `split` children: (splits, positions, N_OUT, R·B).
+
+    Of PARENTS parents, whose transforms lie side by side; weighted by the last plane.
+    """
     n, r = pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
-    c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
+    first_parent = tl.program_id(1) * PARENTS
+    c, k = tl.arange(0, BLOCK_A), tl.arange(0, PARENTS * BLOCK_B)
+    parent, d = first_parent + k // BLOCK_B, k % BLOCK_B
+    real = (parent < N_OUT) & (d < B)
     inside = (n < positions) & (r < R)
     corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A) + r * A
     p_at = corner[:, None] + c[None, :]
     p_in = inside[:, None] & (c < A)[None, :]
-    w_at = parent * (A * B) + c[:, None] * B + d[None, :]
-    w_in = (c < A)[:, None] & (d < B)[None, :]
-    total = tl.zeros((BLOCK_N * BLOCK_R, BLOCK_B), tl.float32)
+    w_at = (parent * (A * B) + d)[None, :] + c[:, None] * B
+    w_in = (c < A)[:, None] & real[None, :]
+    total = tl.zeros((BLOCK_N * BLOCK_R, PARENTS * BLOCK_B), tl.float32)
     first = tl.program_id(2) * split
-    for child in range(first, tl.minimum(first + split, K * K * N_IN)):
+    last = tl.minimum(first + split, K * K * N_IN)
+    coming = load_columns(coefficients, n, first_parent, first, padded, N_OUT, PARENTS, PLANES)
+    for child in range(first, last):
         offset = child_offset(child, width, N_IN, K, R * A)
         p = tl.load(children + p_at + offset, mask=p_in, other=0.0)
-        w = tl.load(
-            weight + tl.cast(child, tl.int64) * (N_OUT * A * B) + w_at, mask=w_in, other=0.0
+        w = tl.load(weight + child * (N_OUT * A * B) + w_at, mask=w_in, other=0.0)
+        votes = tl.dot(p, w, input_precision=PRECISION)
+        # one child ahead: too narrow for the copies that the compiler has under way by itself
+        column, following = coming.to(tl.float32), tl.minimum(child + 1, last - 1)
+        coming = load_columns(
+            coefficients, n, first_parent, following, padded, N_OUT, PARENTS, PLANES
         )
-        at = tl.cast(child, tl.int64) * positions * N_OUT + n * N_OUT + parent
-        coefficient = tl.load(coefficients + at, mask=inside, other=0.0).to(tl.float32)
-        total += coefficient[:, None] * tl.dot(p, w, input_precision=PRECISION)
+        column = tl.broadcast_to(column[:, :, None], (BLOCK_N * BLOCK_R, PARENTS, BLOCK_B))
+        total += tl.reshape(column, total.shape) * votes
     to = tl.cast(tl.program_id(2), tl.int64) * positions * (N_OUT * R * B)
-    to += ((n * N_OUT + parent) * R + r)[:, None] * B + d[None, :]
-    tl.store(out + to, total.to(out.dtype.element_ty), mask=inside[:, None] & (d < B)[None, :])
+    to += ((n * N_OUT)[:, None] + parent[None, :]) * (R * B) + ((r * B)[:, None] + d[None, :])
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=inside[:, None] & real[None, :])
+
+
+@triton.jit
+def unstack(x, COUNT: tl.constexpr):
+    """(rows, COUNT) -> COUNT times (rows,); COUNT is a power of two."""
+    if COUNT == 1:
+        return (tl.reshape(x, (x.shape[0],)),)
+    else:
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], COUNT // 2, 2)))
+        even, odd = unstack(even, COUNT // 2), unstack(odd, COUNT // 2)
+        columns = ()
+        for i in tl.static_range(COUNT // 2):
+            columns = columns + (even[i], odd[i])
+        return columns
+
+
+@triton.jit
+def load_pairs(
+    coefficients,
+    n,
+    first,
+    parent,
+    padded,
+    N_OUT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHILDREN: tl.constexpr,
+):
+    """r and slopes of one parent and CHILDREN children, (rows,) each: r, slope, r, slope, ...
+
+    Those of all children are one load, wide enough to be under way while others are multiplied.
+    """
+    k = tl.arange(0, 2 * CHILDREN)
+    child = tl.minimum(first + k // 2, WINDOW - 1)
+    at = tl.cast((child * N_OUT + parent) * 2 + k % 2, tl.int64) * padded
+    pairs = tl.load(coefficients + at[:, None] + n[None, :])
+    return unstack(tl.trans(pairs), 2 * CHILDREN)
 
 
 @triton.jit
@@ -156,10 +272,10 @@ def large_children_kernel(
     weight,
     parents,
     grad_poses,
-    shares,
-    slopes,
+    coefficients,
     grad_windows,
     positions,
+    padded,
     height,
     width,
     out_height,
@@ -175,34 +291,44 @@ def large_children_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    CHILDREN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ_j ∂L/∂v_ij W_ijᵀ of one child, seen from each window: (k², positions, N_IN, R·A)."""
-    child = tl.program_id(1)
+    """Σ_j ∂L/∂v_ij W_ijᵀ of CHILDREN children, from each window: (k², positions, N_IN, R·A)."""
+    WINDOW: tl.constexpr = K * K * N_IN
     n, r = pose_rows(tl.program_id(0) * BLOCK_N, BLOCK_N, BLOCK_R)
+    first = tl.program_id(1) * CHILDREN
     c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
     inside = (n < positions) & (r < R)
-    w_at = tl.cast(child, tl.int64) * (N_OUT * A * B) + (c[None, :] * B + d[:, None])
+    w_at = c[None, :] * B + d[:, None]
     w_in = (c < A)[None, :] & (d < B)[:, None]
-    q_at = (n * N_OUT * R + r)[:, None] * B + d[None, :]
+    q_at = (n * (N_OUT * R) + r)[:, None] * B + d[None, :]
     q_in = inside[:, None] & (d < B)[None, :]
-    s_at = tl.cast(child, tl.int64) * positions * N_OUT + n * N_OUT
-    total = tl.zeros((BLOCK_N * BLOCK_R, BLOCK_A), tl.float32)
+    total = ()
+    for _ in tl.static_range(CHILDREN):
+        total = total + (tl.zeros((BLOCK_N * BLOCK_R, BLOCK_A), tl.float32),)
     for parent in range(N_OUT):
-        share = tl.load(shares + s_at + parent, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + s_at + parent, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(grad_poses + q_at + parent * (R * B), mask=q_in, other=0.0)
         q = tl.load(parents + q_at + parent * (R * B), mask=q_in, other=0.0)
-        w = tl.load(weight + w_at + parent * (A * B), mask=w_in, other=0.0)
-        grad_v = (share[:, None] * g + slope[:, None] * q).to(w.dtype)
-        total = tl.dot(grad_v, w, total, input_precision=PRECISION)
-    to = tl.cast(child // N_IN, tl.int64) * positions + n
-    to = ((to * N_IN + child % N_IN) * R + r) * A
-    tl.store(
-        grad_windows + to[:, None] + c[None, :],
-        total.to(grad_windows.dtype.element_ty),
-        mask=inside[:, None] & (c < A)[None, :],
-    )
+        pairs = load_pairs(coefficients, n, first, parent, padded, N_OUT, WINDOW, CHILDREN)
+        new = ()
+        for s in tl.static_range(CHILDREN):
+            child = tl.minimum(first + s, WINDOW - 1)
+            at = weight + (child * N_OUT + parent) * (A * B)
+            w = tl.load(at + w_at, mask=w_in, other=0.0)
+            # bf16 stays bf16: two elements an instruction, rounded where plain PyTorch rounds
+            grad_v = (pairs[2 * s][:, None] * g + pairs[2 * s + 1][:, None] * q).to(w.dtype)
+            new = new + (tl.dot(grad_v, w, total[s], input_precision=PRECISION),)
+        total = new
+    for s in tl.static_range(CHILDREN):
+        child = first + s
+        to = tl.cast(child // N_IN, tl.int64) * positions + n
+        to = ((to * N_IN + child % N_IN) * R + r) * A
+        tl.store(
+            grad_windows + to[:, None] + c[None, :],
+            total[s].to(grad_windows.dtype.element_ty),
+            mask=(inside & (child < WINDOW))[:, None] & (c < A)[None, :],
+        )
 
 
 @triton.jit
@@ -210,15 +336,15 @@ def large_weight_kernel(
     children,
     parents,
     grad_poses,
-    shares,
-    slopes,
+    coefficients,
     grad_weight,
     positions,
-    height,
-    width,
-    out_height,
-    out_width,
-    stride,
+    padded,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    out_height: tl.constexpr,
+    out_width: tl.constexpr,
+    stride: tl.constexpr,
     split,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
@@ -230,105 +356,138 @@ def large_weight_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    CHILDREN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ pᵀ ∂L/∂v of one child and parent over `split` positions: (splits, window, N_OUT, A, B)."""
-    parent, child = tl.program_id(0) % N_OUT, tl.program_id(0) // N_OUT
+    """Σ pᵀ ∂L/∂v of a parent and CHILDREN children, over `split` positions.
+
+    (splits, window, N_OUT, A, B). The product is transposed, (∂L/∂v)ᵀ p: its first operand may be
+    formed in registers, its second is read in shared memory. The image's sizes are constants,
+    because every turn divides by them.
+    """
+    WINDOW: tl.constexpr = K * K * N_IN
+    parent, first_child = tl.program_id(0) % N_OUT, tl.program_id(0) // N_OUT * CHILDREN
     c, d = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_B)
-    offset = child_offset(child, width, N_IN, K, R * A)
-    pairs = tl.cast(child, tl.int64) * positions * N_OUT + parent
-    total = tl.zeros((BLOCK_A, BLOCK_B), tl.float32)
+    total = ()
+    for _ in tl.static_range(CHILDREN):
+        total = total + (tl.zeros((BLOCK_B, BLOCK_A), tl.float32),)
     first = tl.program_id(1) * split
     last = tl.minimum(first + split, positions)
+    tl.assume(first < last)  # for a loop that may not run at all, no product would be asynchronous
     for start in range(first, last, BLOCK_N):
         n, r = pose_rows(start, BLOCK_N, BLOCK_R)
-        inside = (n < last) & (r < R)
-        corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A)
-        at = (corner + offset + r * A)[None, :] + c[:, None]
-        p = tl.load(children + at, mask=inside[None, :] & (c < A)[:, None], other=0.0)
-        share = tl.load(shares + pairs + n * N_OUT, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + pairs + n * N_OUT, mask=inside, other=0.0).to(tl.float32)
-        q_at = ((n * N_OUT + parent) * R + r)[:, None] * B + d[None, :]
-        q_in = inside[:, None] & (d < B)[None, :]
+        inside = (n < positions) & (r < R)
+        corner = window_corner(n, height, width, out_height, out_width, stride, N_IN, R * A) + r * A
+        q_at = ((n * N_OUT + parent) * R + r)[None, :] * B + d[:, None]
+        q_in = inside[None, :] & (d < B)[:, None]
         g = tl.load(grad_poses + q_at, mask=q_in, other=0.0)
         q = tl.load(parents + q_at, mask=q_in, other=0.0)
-        grad_v = (share[:, None] * g + slope[:, None] * q).to(p.dtype)
-        total = tl.dot(p, grad_v, total, input_precision=PRECISION)
-    to = (tl.cast(tl.program_id(1), tl.int64) * (K * K * N_IN) + child) * N_OUT + parent
-    tl.store(
-        grad_weight + to * (A * B) + (c[:, None] * B + d[None, :]),
-        total.to(grad_weight.dtype.element_ty),
-        mask=(c < A)[:, None] & (d < B)[None, :],
-    )
+        pairs = load_pairs(coefficients, n, first_child, parent, padded, N_OUT, WINDOW, CHILDREN)
+        new = ()
+        for s in tl.static_range(CHILDREN):
+            child = tl.minimum(first_child + s, WINDOW - 1)
+            at = (corner + child_offset(child, width, N_IN, K, R * A))[:, None] + c[None, :]
+            p = tl.load(children + at, mask=inside[:, None] & (c < A)[None, :], other=0.0)
+            grad_v = (pairs[2 * s][None, :] * g + pairs[2 * s + 1][None, :] * q).to(p.dtype)
+            new = new + (tl.dot(grad_v, p, total[s], input_precision=PRECISION),)
+        total = new
+    for s in tl.static_range(CHILDREN):
+        child = first_child + s
+        to = (tl.cast(tl.program_id(1), tl.int64) * WINDOW + child) * N_OUT + parent
+        tl.store(
+            grad_weight + to * (A * B) + (c[None, :] * B + d[:, None]),
+            total[s].to(grad_weight.dtype.element_ty),
+            mask=(c < A)[None, :] & (d < B)[:, None] & (child < WINDOW),
+        )
 
 
-def large_blocks(sizes: Geometry, rows: int) -> dict[str, int]:
-    """Tile sizes of the kernels for large poses: `rows` pose rows, or few more."""
-    block_r = power_of_two(sizes.rows)
-    return {
-        "BLOCK_N": max(1, rows // block_r),
-        "BLOCK_R": block_r,
-        "BLOCK_A": max(16, power_of_two(sizes.a)),
-        "BLOCK_B": max(16, power_of_two(sizes.b)),
-    }
+def large_splits(programs: int, items: int, chosen: Settings, out: Tensor) -> tuple[int, int]:
+    """Into how many runs the items of every program go, and how long a run is."""
+    slots = chosen.resident * geometry.multiprocessors(out.device)
+    price = out.numel() / PARTIALS_AN_ITEM
+    return geometry.split_evenly(programs, items, slots, price)
 
 
-def aggregate_large(
+def large_coefficients(
     children: Tensor,
     weight: Tensor,
     parents: Tensor,
     grad_poses: Tensor | None,
     sizes: Geometry,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Large poses: the sum of votes weighted by r, or backward by the slopes; r; the slopes.
-
-    Both are (window, positions, out); the slopes are empty unless backward.
-    """
-    backward = grad_poses is not None
-    kept = (sizes.window, sizes.positions, sizes.n_out)
-    dtype = geometry.coefficient_dtype(children.dtype)
-    shares = torch.empty(kept, device=children.device, dtype=dtype)
-    slopes = torch.empty_like(shares) if backward else shares.new_empty(0)
-    blocks = large_blocks(sizes, 64)
-    tiles = ceil_div(sizes.positions, blocks["BLOCK_N"])
+) -> Tensor:
+    """(window, out, planes, padded positions): r, and backward the slopes."""
+    planes = 1 if grad_poses is None else 2
+    kinds = ("large_shares", "large_votes")
+    if planes == 2:
+        kinds = ("large_slopes", "large_votes", "large_children", "large_weight")
+    chosen = [large_settings(kind, sizes, children.dtype) for kind in kinds]
+    whole = max(LargeTile.of(sizes, each.rows).block_n for each in chosen)
+    padded = whole * ceil_div(sizes.positions, whole)
+    coefficients = torch.empty(
+        (sizes.window, sizes.n_out, planes, padded),
+        device=children.device,
+        dtype=geometry.coefficient_dtype(children.dtype),
+    )
+    tile = LargeTile.of(sizes, chosen[0].rows)
     geometry.launch(
         coefficients_kernel,
-        (tiles, sizes.window),
+        (padded // tile.block_n, ceil_div(sizes.window, chosen[0].group)),
         children=children,
         weight=weight,
         parents=parents,
         grad_poses=parents if grad_poses is None else grad_poses,
-        shares=shares,
-        slopes=slopes,
+        coefficients=coefficients,
+        padded=padded,
         scale=scale,
         **sizes.addressing(),
-        **blocks,
-        BLOCK_J=max(2, power_of_two(sizes.n_out)),
-        BACKWARD=backward,
+        **tile.constants(),
+        BLOCK_J=tile.block_j,
+        CHILDREN=chosen[0].group,
+        PLANES=planes,
         PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
+        **chosen[0].options(),
     )
-    slots = 8 * geometry.multiprocessors(children.device)
-    splits, split = geometry.split_evenly(tiles * sizes.n_out, sizes.window, slots, price=8.0)
+    return coefficients
+
+
+def large_sums(children: Tensor, weight: Tensor, coefficients: Tensor, sizes: Geometry) -> Tensor:
+    """Votes weighted by the last plane of coefficients, added over the children."""
+    chosen = large_settings("large_votes", sizes, children.dtype)
+    tile = LargeTile.of(sizes, chosen.rows)
+    tiles = ceil_div(sizes.positions, tile.block_n)
+    groups = ceil_div(sizes.n_out, chosen.group)
     out = torch.empty(sizes.parents_shape(), device=children.device, dtype=children.dtype)
+    splits, split = large_splits(tiles * groups, sizes.window, chosen, out)
     sums = partial(splits, out)
     geometry.launch(
         aggregate_kernel,
-        (tiles, sizes.n_out, splits),
+        (tiles, groups, splits),
         children=children,
         weight=weight,
-        coefficients=slopes if backward else shares,
+        coefficients=coefficients,
         out=sums,
+        padded=coefficients.shape[3],
         split=split,
         **sizes.addressing(),
-        **blocks,
+        **tile.constants(),
+        PARENTS=chosen.group,
+        PLANES=coefficients.shape[2],
         PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
+        **chosen.options(),
     )
-    return add_splits(sums, out), shares, slopes
+    return add_splits(sums, out)
+
+
+def large_votes(
+    children: Tensor, weight: Tensor, parents: Tensor, sizes: Geometry, scale: float, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """The parents' new poses, and r as (window, positions, out), empty unless `keep`."""
+    coefficients = large_coefficients(children, weight, parents, None, sizes, scale)
+    poses = large_sums(children, weight, coefficients, sizes)
+    if not keep:
+        return poses, coefficients.new_empty(0)
+    return poses, coefficients[:, :, 0, : sizes.positions].transpose(1, 2).contiguous()
 
 
 def large_gradients(
@@ -341,41 +500,43 @@ def large_gradients(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Fill `grad_windows`; return ∂L/∂weight and ∂L/∂parents."""
-    grad_parents, shares, slopes = aggregate_large(
-        children, weight, parents, grad_poses, sizes, scale
-    )
-    blocks = large_blocks(sizes, 64)
-    tensors = {"parents": parents, "grad_poses": grad_poses, "shares": shares, "slopes": slopes}
+    coefficients = large_coefficients(children, weight, parents, grad_poses, sizes, scale)
+    shared = {
+        "parents": parents,
+        "grad_poses": grad_poses,
+        "coefficients": coefficients,
+        "padded": coefficients.shape[3],
+        "PRECISION": "ieee",
+        **sizes.addressing(),
+    }
+    chosen = large_settings("large_children", sizes, children.dtype)
+    tile = LargeTile.of(sizes, chosen.rows)
     geometry.launch(
         large_children_kernel,
-        (ceil_div(sizes.positions, blocks["BLOCK_N"]), sizes.window),
+        (ceil_div(sizes.positions, tile.block_n), ceil_div(sizes.window, chosen.group)),
         weight=weight,
-        **tensors,
         grad_windows=grad_windows,
-        **sizes.addressing(),
-        **blocks,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
+        **shared,
+        **tile.constants(),
+        CHILDREN=chosen.group,
+        **chosen.options(),
     )
-    programs = sizes.window * sizes.n_out
-    slots = 4 * geometry.multiprocessors(children.device)
-    splits, run = geometry.split_evenly(
-        programs, ceil_div(sizes.positions, blocks["BLOCK_N"]), slots
-    )
+    chosen = large_settings("large_weight", sizes, children.dtype)
+    tile = LargeTile.of(sizes, chosen.rows)
     grad_weight = torch.empty_like(weight)
+    programs = ceil_div(sizes.window, chosen.group) * sizes.n_out
+    blocks = ceil_div(sizes.positions, tile.block_n)
+    splits, run = large_splits(programs, blocks, chosen, grad_weight)
     sums = partial(splits, grad_weight)
     geometry.launch(
         large_weight_kernel,
         (programs, splits),
         children=children,
-        **tensors,
         grad_weight=sums,
-        split=run * blocks["BLOCK_N"],
-        **sizes.addressing(),
-        **blocks,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=large_stages(children.dtype),
+        split=run * tile.block_n,
+        **shared,
+        **tile.constants(),
+        CHILDREN=chosen.group,
+        **chosen.options(),
     )
-    return add_splits(sums, grad_weight), grad_parents
+    return add_splits(sums, grad_weight), large_sums(children, weight, coefficients, sizes)

@@ -1,11 +1,16 @@
-"""How the kernels for small poses are launched. A benchmark may override what is set here."""
+"""How the kernels are launched. A benchmark may override what is set here."""
 
 import dataclasses
 from typing import Any
 
 import torch
 
-from capsroute.ops.inverted.triton.geometry import ceil_div, coefficient_dtype
+from capsroute.ops.inverted.triton.geometry import (
+    Geometry,
+    ceil_div,
+    coefficient_dtype,
+    power_of_two,
+)
 from capsroute.ops.inverted.triton.tile import HALF, STACK, WARP_COLUMNS, Tile
 
 SHARED_MEMORY = 99 << 10  # of a program on consumer cards; Hopper has 227 KiB
@@ -16,20 +21,25 @@ COEFFICIENT_BYTES = 128 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """`rows` of a tile, which `halves` of stacks share; `resident` programs of a multiprocessor."""
+    """`rows` of a tile, which `halves` of stacks share; `resident` programs of a multiprocessor.
+
+    Of large poses a `group` of children, or of parents for the votes' sum, shares a tile.
+    """
 
     rows: int
     num_warps: int
     resident: int
     num_stages: int
     halves: int = 1
+    group: int = 1
 
     def options(self) -> dict[str, int]:
         """What the compiler is told."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-# by kernel ("route", "slopes", "coefficients", "children", "weight"): fields to replace
+# by kernel ("route", "slopes", "coefficients", "children", "weight", and "large_" "shares",
+# "slopes", "votes", "children", "weight"): fields to replace
 OVERRIDES: dict[str, dict[str, Any]] = {}
 
 
@@ -93,6 +103,58 @@ def _stages(wanted: int, ahead: int) -> int:
     return max(1, min(wanted, 1 + ahead))
 
 
-def large_stages(dtype: torch.dtype) -> int:
-    """Of the kernels for large poses, within the shared memory of consumer cards."""
-    return 2 if dtype == torch.float32 else 3
+@dataclasses.dataclass(frozen=True)
+class LargeTile:
+    """What a program for large poses holds: poses as rows, sides padded to powers of two."""
+
+    block_n: int
+    block_r: int
+    block_a: int
+    block_b: int
+    block_j: int
+
+    @classmethod
+    def of(cls, sizes: Geometry, rows: int) -> "LargeTile":
+        """Of `rows` rows, or of the few more that one pose may have."""
+        block_r = power_of_two(sizes.rows)
+        block_a, block_b, block_j = (
+            max(16, power_of_two(n)) for n in (sizes.a, sizes.b, sizes.n_out)
+        )
+        return cls(max(1, rows // block_r), block_r, block_a, block_b, block_j)
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "BLOCK_N": self.block_n,
+            "BLOCK_R": self.block_r,
+            "BLOCK_A": self.block_a,
+            "BLOCK_B": self.block_b,
+        }
+
+
+def large_settings(kernel: str, sizes: Geometry, dtype: torch.dtype) -> Settings:
+    """Counted, not measured (README.md): no spilled registers, as many stages as have room.
+
+    Agreements with all parents stay in registers, and so do poses that cannot be copied 16 bytes at
+    a time, or that the tensor cores do not take.
+    """
+    tile = LargeTile.of(sizes, 64)
+    wide, side = dtype == torch.float32, max(tile.block_a, tile.block_b)
+    parents = tile.block_j if kernel in ("large_shares", "large_slopes") else 1
+    lean = not wide and side <= 64 and sizes.a % 8 == sizes.b % 8 == 0
+    rows = 16 if parents > 128 or (wide and side > 64) else 32 if wide else 64
+    rows = max(rows, tile.block_r)
+    group = 2 if lean and parents <= 16 else 1
+    warps = 4 if lean and parents <= 128 else 8
+    child, parent = rows * tile.block_a, rows * tile.block_b
+    transforms = group * tile.block_a * tile.block_b
+    stage = {
+        "large_shares": transforms + parent,
+        "large_slopes": transforms + 2 * parent,
+        "large_votes": transforms + child,
+        "large_children": transforms + 2 * parent,
+        "large_weight": group * child + 2 * parent,
+    }[kernel]
+    ahead = (SHARED_MEMORY - SCRATCH) // (stage * dtype.itemsize) - 1
+    resident = 3 if kernel == "large_votes" else 2
+    chosen = Settings(rows, warps, resident, _stages(3, ahead), group=group)
+    return dataclasses.replace(chosen, **OVERRIDES.get(kernel, {}))
