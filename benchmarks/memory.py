@@ -47,7 +47,7 @@ def measure(impl: str, batch: int, iterations: int) -> tuple[str, ...] | None:
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         primary = model.primary(model.backbone(images))
     primary = primary[:1].repeat(batch, *[1] * (primary.ndim - 1)).requires_grad_()
-    route(model.capsules, primary[:1])  # kernels compile outside the measurement
+    route(model.capsules, primary[:1].detach().requires_grad_())  # kernels compile before
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -22,12 +22,12 @@ from capsroute.experiments import preset
 from capsroute.files import write_whole
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
-from capsroute.train.engine import train
+from capsroute.train.engine import DivergedError, train
 from capsroute.train.reporting import Reporter
 
 RESULTS = Path(__file__).parents[1] / "results" / "tuning"
 HELD_BACK = 0.1
-COLUMNS = ("change", "epochs", "seed", "val_accuracy", "train_loss", "seconds", "device", "commit")
+COLUMNS = ("change", "epochs", "seed", "val_accuracy", "seconds", "device", "commit")
 Row = dict[str, Any]
 
 
@@ -60,12 +60,19 @@ def plan(options: argparse.Namespace, change: str) -> Config:
 
 
 def run(config: Config, change: str) -> Row:
-    with tempfile.TemporaryDirectory() as folder:
-        summary = train(config, Path(folder) / "run", Runtime(), Reporter())
-        last = json.loads((Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    found = {"change": change or "as it is", **summary, "seconds": summary["train_seconds"]}
-    found |= {"epochs": config.epochs, "train_loss": last["train_loss"]}
-    return {column: found[column] for column in COLUMNS}
+    """A row; one without an accuracy if the run diverged."""
+    row: Row = {"change": change or "as it is", "epochs": config.epochs, "seed": config.seed}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = train(config, Path(folder) / "run", Runtime(), Reporter())
+    except DivergedError:
+        return dict.fromkeys(COLUMNS, "") | row
+    return row | {
+        "val_accuracy": round(found["val_accuracy"], 2),
+        "seconds": round(found["train_seconds"]),
+        "device": found["device"],
+        "commit": found["commit"],
+    }
 
 
 def read(path: Path) -> list[Row]:
@@ -102,7 +109,7 @@ def main() -> None:
             return
         row = run(plan(options, change), change)
         write(path, [*rows, row])
-        print(f"{row['val_accuracy']:.2f} % {row['seconds']:.0f} s  {row['change']}", flush=True)
+        print(f"{row['val_accuracy'] or 'diverged'}  {row['change']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+import capsroute
+from capsroute.models.pretrained import list_pretrained
+
 
 def test_models_lists_names_counts_accuracies_and_inputs(run):
     status, out, _ = run("models", "inverted_*")
@@ -14,6 +17,25 @@ def test_models_lists_names_counts_accuracies_and_inputs(run):
     line = next(line for line in out.splitlines() if "inverted_resnet_cifar10 " in line)
     assert "1,828,817" in line and "95.14" in line and "32x32x3" in line
     assert "em_simple_cifar10" not in out
+
+
+def test_models_fit_into_80_columns_and_say_which_have_weights(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run("models")
+    assert status == 0 and "…" not in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert set(capsroute.list_models()) <= set(rows)
+    shipped = {name for name in capsroute.list_models() if rows[name][-1] == "yes"}
+    assert shipped == set(list_pretrained())
+
+
+@pytest.mark.parametrize("family", ["inverted_simple", "em_simple", "dynamic_simple", "cnn"])
+def test_the_rows_of_a_model_hold_all_its_parameters(run, family):
+    name = f"{family}_cifar10"
+    status, out, _ = run("models", name)
+    (total,) = (line for line in out.splitlines() if "total" in line)
+    assert status == 0 and f"{capsroute.models.model_info(name).parameters:,}" in total
+    assert "dataset: cifar10; no weights" in out
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def test_an_image_is_explained(run, digits, tmp_path):
     with Image.open(png) as picture:
         assert picture.format == "PNG"
     assert page.read_text().startswith("<!doctype html>")
-    assert "capsule layer 1" in out and "no: shared evenly" in out
+    assert "capsule layer 1" in out and "shared evenly" in out
+    assert "heat map: contribution\n" in out
 
 
 def test_classes_and_json(run, digits, tmp_path):

@@ -97,6 +97,36 @@ def test_the_table_shows_names_as_they_are(run, model, photos):
         assert f"{name} {100 * p:.1f} %" in out
 
 
+def sure(predictor):
+    """Answers with one class that is nearly certain, one that is possible, one that is not."""
+    predictor.probabilities = lambda images: torch.tensor([[0.996, 0.0039, 0.0001]] * len(images))
+    return predictor
+
+
+@pytest.mark.parametrize(("flags", "shown"), [((), 2), (("--top-k", 3), 3), (("--top-k", 1), 1)])
+def test_the_table_leaves_out_what_is_as_good_as_nothing(
+    run, model, photos, monkeypatch, flags, shown
+):
+    monkeypatch.setattr(
+        "capsroute.cli.predict.load_predictor", lambda *_, **__: sure(Predictor.load(model))
+    )
+    status, out, _ = run("predict", model, photos / "a.png", *flags)
+    assert status == 0 and "ant 99.6 %" in out
+    assert ("bee 0.4 %" in out, "cat [tabby] 0.0 %" in out) == (shown > 1, shown > 2)
+    _, out, _ = run("predict", model, photos / "a.png", "--json", *flags)
+    assert len(records(out)[0]["ranked"]) == (shown if flags else 3)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_no_number_of_the_table_is_broken(run, model, photos, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(photos)
+    status, out, _ = run("predict", model, "a.png", "c.bmp", "--top-k", 3)
+    cells = [line.split("│")[-2].strip() for line in out.splitlines() if "│" in line]
+    assert status == 0 and sum(cell.count("%") for cell in cells) == 6
+    assert not any(cell.startswith("%") or cell.split()[-1][0].isdigit() for cell in cells)
+
+
 def test_csv(run, model, photos):
     status, out, _ = run("predict", model, photos, "--csv", "--top-k", 2)
     rows = list(csv.DictReader(io.StringIO(out)))

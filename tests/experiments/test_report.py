@@ -132,6 +132,22 @@ def test_figures_are_drawn_where_there_are_numbers(results):
         assert len(drawn_from(path)) == 64
 
 
+def test_the_figure_of_costs_takes_the_newest_code_alone(results):
+    path = results.parent / TIMINGS
+    case, timing = Case("inverted_resnet_cifar10", 1, "train"), Timing(9.0, 9.0, 9.0, 9.0)
+    older = Row(case, timing, compiled=True, checked=True, where=PLACES | {"commit": "older"})
+    append_row(path, older)
+    report(results)
+    assert not (results.parent / FIGURES / "cost.png").exists()  # one point is no line
+    write_timings(path)
+    report(results)
+    digest = drawn_from(results.parent / FIGURES / "cost.png")
+    path.unlink()
+    write_timings(path)
+    report(results)
+    assert drawn_from(results.parent / FIGURES / "cost.png") == digest
+
+
 def test_spread():
     assert Spread.of([]) is None and str(Spread.of([1.0])) == "1.00"
     assert str(Spread.of([1.0, 2.0, 3.0])) == "2.00 ± 1.00"

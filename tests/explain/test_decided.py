@@ -35,3 +35,24 @@ def test_layers_that_did_not_route_say_so():
     assert second.routed and second.never_win == 0.5 and second.used == 2
     assert len(first.entropy) == 2  # what never reached the scores is shown all the same
     assert first.as_dict()["routed"] is False
+
+
+def test_nearly_even_is_told_from_even():
+    exact = torch.full((1, 3, 10), 0.1)
+    nearly = exact.clone()
+    nearly[0, 0, 0], nearly[0, 0, 1] = 0.104, 0.096
+    decided = torch.eye(10)[None, :3]
+    even, hardly, routed = decisions([[exact], [exact, nearly], [exact, decided]], [0, 1, 1])
+    assert even.even and even.state == "shared evenly" and even.deviation < 1e-6
+    assert not hardly.even and not hardly.routed and hardly.never_win is None
+    assert hardly.deviation == pytest.approx(0.04, rel=1e-4)
+    assert hardly.state == "hardly routed, within 4.0 % of even"
+    assert routed.state == "routed" and routed.deviation == pytest.approx(9)
+    assert (even.children, even.parents) == (3, 10)
+    windows = torch.full((1, 2, 2, 3, 3, 4, 8), 1 / 8)
+    assert decisions([[windows]], [0])[0].children == 3 * 3 * 4
+
+
+def test_a_deviation_is_rounded_up():
+    r = torch.tensor([[[0.50201, 0.49799]]], dtype=torch.float64)
+    assert decisions([[r]], [0])[0].deviation_percent == "0.5 %"

@@ -10,7 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from capsroute.explain import draw_explanation, explain, page
+import capsroute
+from capsroute.explain import DEFAULT_MAP, default_map, draw_explanation, explain, page
+from capsroute.explain.heat import contribution
+from capsroute.explain.trace import trace
 from explain.models import FAMILIES, images, make
 
 
@@ -120,6 +123,69 @@ def test_which_layers_routed():
     assert "No layer routed" in explain(model, image, [0]).notes()[0]
     model, image = example("inverted", iterations=3)
     assert explain(model, image, [0]).notes() == []
+
+
+def test_hardly_routed_is_not_called_even():
+    model, image = example("inverted", iterations=2)
+    with torch.no_grad():
+        for layer in model.capsules.layers:
+            layer.norm.weight.mul_(0.05)  # short poses agree with none more than with others
+    explanation = explain(model, image, [0])
+    assert [layer.even for layer in explanation.layers] == [True, False]
+    hardly, evenly = explanation.notes()
+    percent = explanation.layers[1].deviation_percent
+    assert hardly.startswith("Hardly routed: class capsules. Shares differ from even by at most ")
+    assert percent in hardly and "almost from the votes alone" in hardly
+    assert evenly.startswith("Shared evenly, not routed: capsule layer 1.")
+    assert f"within {percent} of even" in page(explanation, image)
+
+
+def test_the_digits_model_keeps_its_map():
+    """The numbers in results/separation are of this map."""
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_small_multimnist").eval()
+    assert default_map(model) == DEFAULT_MAP == "contribution"
+    image = images(model, 1)[0]
+    explanation = explain(model, image, [3])
+    heat = contribution(trace(model, image[None]), torch.tensor([3]))[0]
+    np.testing.assert_allclose(explanation.heat[3], heat / heat.max(), rtol=1e-6)
+    assert explanation.map == "contribution" and not explanation.sees_most
+    assert all(link.child.shown == link.child.box for link in explanation.links)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_resnet_cifar10").eval()
+    image = images(model, 1)[0]
+    return model, image, explain(model, image, [3])
+
+
+def test_where_a_capsule_sees_nearly_everything_places_are_shown(deep):
+    model, image, explanation = deep
+    assert default_map(model) == explanation.map == "grid" and explanation.sees_most
+    assert explain(model, image, [3], map="contribution").map == "contribution"
+    for link in explanation.links:
+        seen, shown = link.child.box, link.child.shown
+        assert (seen.bottom - seen.top) * (seen.right - seen.left) > 32 * 32 / 2
+        side = {0: 9, 1: 13, 2: 21}[link.child.layer]
+        assert shown.bottom - shown.top <= side and shown.right - shown.left <= side
+    boxes = {link.child.shown for link in explanation.links}
+    assert len(boxes) > 6  # not one picture over and over
+    text = page(explanation, image)
+    assert "what lies around each capsule&#x27;s place" in text
+    assert "<code>grid</code>: What each place of the primary capsules gave" in text
+
+
+def test_a_tree_says_how_much_of_its_class_it_shows(deep):
+    _, image, explanation = deep
+    shares = [link.share for link in explanation.links if link.parent.layer == 3]
+    (entry,) = explanation.as_dict()["classes"]
+    assert entry["carried"] == pytest.approx(sum(shares)) and len(shares) == 3
+    assert entry["caption"] == (
+        f"3 of 800 links to 3 are shown, with {100 * sum(shares):.0f} % of all that spoke for it"
+    )
+    assert entry["caption"] in page(explanation, image)
 
 
 def decode_uri(uri):

@@ -73,6 +73,34 @@ def test_spreading_keeps_the_sum_and_stays_within_the_field():
     )
 
 
+def test_interpolating_keeps_the_sum_and_meets_the_values_at_the_middles():
+    fields = Fields(*[np.array([[0, 3], [0, 5], [2, 7], [4, 8]])] * 2)  # middles 0, 2, 4, 6
+    values = torch.rand(2, 4, 4)
+    laid = fields.interpolate(values, (8, 8))
+    torch.testing.assert_close(laid.sum(dim=(1, 2)), values.sum(dim=(1, 2)))
+    one = torch.zeros(1, 4, 4)
+    one[0, 1, 2] = 4.0
+    expected = torch.outer(torch.tensor([0, 0.5, 1, 0.5]), torch.tensor([0.5, 1, 0.5]))
+    laid = fields.interpolate(one, (8, 8))[0]
+    torch.testing.assert_close(laid[:4, 3:6], expected)
+    assert laid.sum().item() == pytest.approx(4)
+
+
+def test_who_sees_most_of_the_image():
+    small = primary_fields(capsroute.create_model("inverted_small_multimnist"))
+    assert not small.see_most((36, 36)) and small.see_most((20, 20))
+    half = Fields(np.array([[0, 4]]), np.array([[0, 8]]))
+    assert not half.see_most((8, 8)) and half.see_most((8, 7))
+
+
+def test_places_lie_around_the_middles_and_grow_with_the_layers():
+    fields = Fields(*[np.array([[max(0, c - 20), min(32, c + 21)] for c in range(0, 32, 2)])] * 2)
+    places = fields.places((32, 32))  # a quarter of the image, and the pixel in the middle
+    assert places.box(5, 0) == (6, 0, 15, 5) and places.box(15, 15) == (26, 26, 32, 32)
+    coarse = Fields(*[np.array([[0, 32]] * 4)] * 2).places((32, 32))  # 8 apart: it and the next
+    assert coarse.box(1, 2) == (0, 8, 24, 32)
+
+
 def test_fields_of_an_axis_each():
     fields = Fields(np.array([[0, 3]]), np.array([[1, 4], [2, 5]]))
     assert fields.box(0, 1) == (0, 2, 3, 5)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import follow, share_down, sum_over_parents
-from capsroute.explain.heat import ROUTING_MAPS, gradient_maps
+from capsroute.explain.heat import MAPS, ROUTING_MAPS, gradient_maps, grid
 from capsroute.explain.trace import trace
 from explain.models import FAMILIES, LINEAR, images, make
 
@@ -115,9 +116,9 @@ def test_maps_are_heat(family):
     model = make(family)
     batch = images(model)
     traced, classes = trace(model, batch), torch.tensor([0, 1])
-    maps = {"contribution", "fields", "coefficients"} if family == "em" else set(ROUTING_MAPS)
+    maps = {"contribution", "fields", "coefficients", "grid"} if family == "em" else set(MAPS)
     for name in maps:
-        heat = ROUTING_MAPS[name](traced, classes)
+        heat = MAPS[name](traced, classes)
         assert heat.shape == (2, *model.image_size) and not heat.requires_grad
         assert heat.isfinite().all() and (heat >= 0).all() and heat.sum() > 0, name
 
@@ -142,6 +143,19 @@ def test_the_gradient_baseline_is_the_gradient():
     product = (slope * batch.detach())[:, 0]
     torch.testing.assert_close(maps["gradient_times_input"], product.abs())
     torch.testing.assert_close(maps["gradient_times_input_positive"], product.clamp_min(0))
+
+
+@pytest.mark.parametrize("family", LINEAR)
+def test_the_grid_is_what_each_place_gave_and_adds_up(family):
+    """To the score, before what speaks against the class is cut off."""
+    model = biases_zeroed(family)
+    batch, classes = images(model).double(), torch.tensor([1, 3])
+    traced = trace(model, batch)
+    places = follow(traced, classes).primary.sum(dim=-1)
+    laid = primary_fields(model).interpolate(places, model.image_size)
+    score = traced.routing.scores.gather(1, classes[:, None])[:, 0]
+    torch.testing.assert_close(laid.sum(dim=(1, 2)), score, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(grid(traced, classes), laid.clamp_min(0))
 
 
 def test_a_cnn_is_refused_in_one_line():

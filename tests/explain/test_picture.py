@@ -55,3 +55,30 @@ def test_titles_neither_overlap_nor_leave_the_picture(explained, figures, count)
         assert not any(box.overlaps(other) for other in boxes[:index])
     told = "4 of 10 classes shown" in maps._suptitle.get_text()
     assert told is (count == 10)
+
+
+def layers_of(explanation, *entropies):
+    pairs = zip(explanation.layers, entropies, strict=True)
+    return [replace(layer, entropy=list(entropy), used=2) for layer, entropy in pairs]
+
+
+def test_curves_that_coincide_stand_side_by_side(explained, figures):
+    explanation, image = explained
+    same = replace(explanation, classes=[0], layers=layers_of(explanation, *[(1.0, 0.6)] * 2))
+    draw_explanation(same, image)
+    (axis,) = figures[0].subfigs[2].axes
+    lines = [tuple(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "-"]
+    assert len(lines) == len(set(lines)) == 2
+
+
+def test_a_flat_line_is_not_drawn(explained, figures):
+    explanation, image = explained
+    flat = replace(explanation, classes=[0], layers=layers_of(explanation, *[(1.0, 0.995)] * 2))
+    bent = replace(
+        explanation, classes=[0], layers=layers_of(explanation, (1.0, 0.995), (1.0, 0.9))
+    )
+    sizes = [Image.open(io.BytesIO(draw_explanation(one, image))).height for one in (flat, bent)]
+    assert sizes[0] < sizes[1] - 100
+    words = [text.get_text() for text in figures[0].subfigs[2].texts]
+    assert not figures[0].subfigs[2].axes and "class capsules: routed" in " ".join(words)
+    assert figures[1].subfigs[2].axes

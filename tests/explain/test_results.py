@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS
+from capsroute.explain.deletion import Deletion
+from capsroute.models.pretrained import pretrained_path
+from capsroute.models.weights import read_metadata
 
-FOLDER = Path(__file__).parents[2] / "results" / "separation"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "results" / "separation"
+DELETION = ROOT / "results" / "deletion"
 
 
 def results(split):
@@ -36,9 +41,36 @@ def test_uniform_routing_is_the_control():
     assert results("test")[0]["maps"]["coefficients"]["share"] == pytest.approx(0.5, abs=1e-9)
 
 
+def load_script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def test_the_table_is_made_from_the_files():
-    spec = importlib.util.spec_from_file_location("table", FOLDER / "table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = load_script(FOLDER / "table.py")
     expected = table.table(table.load("test"), table.load("choice"))
     assert (FOLDER / "table.md").read_text() == expected
+
+
+def deletion(part):
+    path = DELETION / f"inverted_resnet_cifar10_r2_{part}.json"
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("part", ["test", "choice"])
+def test_a_deep_backbones_map_shows_more_of_what_the_answer_hangs_on(part):
+    result = deletion(part)
+    assert (result["images"], result["part"], result["iterations"]) == (100, part, 2)
+    shipped = read_metadata(pretrained_path("inverted_resnet_cifar10"))
+    assert result["weights_sha256"] == shipped["sha256"]
+    grid, default = result["maps"]["grid"], result["maps"][DEFAULT_MAP]
+    assert grid["gain"] > default["gain"] + grid["error"]
+    assert grid["kept"] > 2 * default["kept"]
+
+
+def test_the_table_of_deletion_is_made_from_its_file():
+    script = load_script(ROOT / "tools" / "map_deletion.py")
+    maps = {name: Deletion(**found) for name, found in deletion("test")["maps"].items()}
+    assert (DELETION / "table.md").read_text() == script.table(maps)

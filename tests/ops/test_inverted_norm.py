@@ -22,15 +22,25 @@ def test_is_the_same_as_normalising_before(impl, with_parents):
     parents = torch.randn(2, 2, 2, 5, 4) if with_parents else None
     norm = PoseNorm(4)
     want = routing_step(norm(children), weight, parents, impl=impl)
-    assert torch.equal(routing_step(children, weight, parents, impl=impl, norm=norm), want)
+    assert torch.equal(
+        routing_step(children, weight, parents, impl=impl, norm=norm.learned()), want
+    )
+
+
+def test_a_norm_of_other_poses_is_refused():
+    children, weight = torch.randn(2, 3, 4), torch.randn(3, 5, 2, 2)
+    with pytest.raises(ValueError, match="`norm` must be over poses of 4 elements, got 16"):
+        routing_step(children, weight, norm=PoseNorm(16).learned())
 
 
 @pytest.mark.parametrize("schedule", ["concurrent", "sequential"])
+@pytest.mark.parametrize("initial_poses", ["zeros", "learned"])
 @pytest.mark.parametrize("iterations", [1, 2, 3, 4])
-def test_a_stack_normalises_its_primary_capsules(schedule, iterations):
+def test_a_stack_normalises_its_primary_capsules(schedule, initial_poses, iterations):
     torch.manual_seed(0)
     primary = PrimaryCaps(3, 4, 16)
-    layers = [ConvCaps(4, 4, 16), LinearCaps(4 * 9, 3, 16)]
+    options = {"initial_poses": initial_poses}
+    layers = [ConvCaps(4, 4, 16, **options), LinearCaps(4 * 9, 3, 16, **options)]
     stack = CapsuleStack(layers, iterations=iterations, schedule=schedule)
     features = torch.randn(2, 3, 5, 5)
     got = stack(primary.poses(features), primary.norm)
@@ -38,6 +48,7 @@ def test_a_stack_normalises_its_primary_capsules(schedule, iterations):
 
 
 def test_the_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
     script = Path(__file__).with_name("norm_checks.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)

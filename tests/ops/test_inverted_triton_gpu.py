@@ -43,7 +43,9 @@ def test_some_children_at_a_time_give_the_same_gradients(name, monkeypatch):
         assert torch.equal(chunks[1], whole[1])  # of a child, so no sum crosses chunks
 
 
-@pytest.mark.parametrize("name", ["conv 4×4, stride 2", "linear vector"])
+@pytest.mark.parametrize(
+    "name", ["conv 4×4, stride 2", "linear vector", "conv vector, several tiles"]
+)
 def test_the_step_is_deterministic(name):
     tensors, stride, scale = cases.layer(cases.ODD[name], torch.bfloat16, 0, "cuda")
     runs = [cases.run(kernels.routing_step, tensors, stride, scale) for _ in range(3)]

@@ -69,6 +69,10 @@ def test_a_stroke_is_answered_with_bars_heat_and_a_tree(page, tmp_path):
     assert page.evaluate(chosen) == ["1"]
     page.wait_for(f"{HEAT_OF} === '1'")
     assert page.evaluate("document.querySelectorAll('#trees svg image').length") > 6
+    cut = "getComputedStyle(document.querySelector('#trees svg svg svg')).overflow"
+    assert page.evaluate(cut) == "hidden"  # full light ends where the capsule's part does
+    captions = "[...document.querySelectorAll('#trees figcaption')].map((e) => e.textContent)"
+    assert all("links to" in caption for caption in page.evaluate(captions))
     assert page.evaluate("document.querySelectorAll('#routing tbody tr').length") == 2
     check_screenshot(page, tmp_path / "desktop.png", columns=1280)
 

@@ -127,9 +127,12 @@ class TestOnTheCard:
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
     @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-    def test_what_is_compiled_follows_too(self, config, tmp_path, runtimes):
+    @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+    def test_what_is_compiled_follows_too(self, config, tmp_path, runtimes, optimizer):
         """As a run is by default: steps and evaluation compiled, then captured."""
-        optim = dataclasses.replace(config.optim, lr=1e-3, ema=0.9)
+        optim = dataclasses.replace(
+            config.optim, optimizer=optimizer, lr=1e-3, ema=0.9, lr_schedule="cosine"
+        )
         long = dataclasses.replace(config, steps=40, eval_every=10, optim=optim)
         train(long, tmp_path / "default", Runtime("cuda"), Reporter())
         train(long, tmp_path / "plain", runtimes[1], Reporter())

@@ -160,8 +160,8 @@ class PoisonAfter(Reporter):
     def __init__(self, monkeypatch, step):
         original = TrainStep.__call__
 
-        def poisoned(self, images, targets, share, now):
-            original(self, images, targets, share, now)
+        def poisoned(self, images, targets, share, now, whole):
+            original(self, images, targets, share, now, whole)
             if now.step == step:
                 with torch.no_grad():
                     next(self.bare.parameters()).fill_(float("inf"))

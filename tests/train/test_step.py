@@ -179,3 +179,45 @@ def test_the_first_bad_step_is_remembered_without_waiting():
     for index in (1, 2):
         step(images * float("nan"), targets, 1.0, Moment(index, 0.0, 0.0))
     assert step.first_bad_step.item() == 1
+
+
+class Recorder:
+    """A compiler that compiles nothing and remembers what it was asked for, and what was called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, function):
+        def called(*arguments, **options):
+            self.calls.append(function)
+            return function(*arguments, **options)
+
+        return called
+
+
+def test_only_whole_batches_run_compiled():
+    compiler = Recorder()
+    model = create_model("inverted_small_multimnist", image_size=24)
+    step = TrainStep(model, model, Config(batch_size=4), 1, compiler)
+    images, targets = torch.rand(4, 1, 24, 24), (torch.rand(4, 10) > 0.5).float()
+    step(images[:2], targets[:2], 1.0, Moment(0, 0.1, 0.0), whole=False)
+    assert not compiler.calls
+    step(images, targets, 1.0, Moment(1, 0.1, 0.0))
+    assert len(compiler.calls) == 2  # the loss and the counting; the model came compiled or not
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_update_is_compiled_where_the_learning_rate_is_a_tensor(on_device, monkeypatch):
+    model = create_model("inverted_small_multimnist", image_size=24)
+    optimizer = make_optimizer(OptimConfig(), model)
+    if on_device:
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    monkeypatch.setattr("capsroute.train.step.make_optimizer", lambda *_: optimizer)
+    compiler = Recorder()
+    step = TrainStep(model, model, Config(batch_size=2), 1, compiler)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    images, targets = torch.rand(2, 1, 24, 24), (torch.rand(2, 10) > 0.5).float()
+    step(images, targets, 1.0, Moment(0, 0.1, 0.0))
+    assert (sgd in compiler.calls) == on_device
+    moved = zip(before, model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in moved)

@@ -60,7 +60,7 @@ def _peak_while_captured(function: Callable[[], None], device: torch.device) -> 
 
 
 def _clean(device: torch.device) -> None:
-    torch.compiler.reset()  # what other cases compiled counts against the limit of recompilations
+    torch.compiler.reset()  # no case takes over what another one compiled, or its memory
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

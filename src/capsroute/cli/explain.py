@@ -20,7 +20,7 @@ from capsroute.cli.inputs import STDIN, Broken, from_file, from_stdin, load_pred
 from capsroute.cli.outputs import file_to_write, folder_to_write_to
 from capsroute.cli.parsing import UsageError, parse
 from capsroute.data.diverse_multimnist import CANVAS
-from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS, Explanation, draw_explanation, page
+from capsroute.explain import DEFAULT_MAP, MAPS, Explanation, draw_explanation, page
 from capsroute.explain import explain as explain_image
 from capsroute.explain.separation import Progress as Listener
 from capsroute.explain.separation import Separation, measure_separation, two_digit_images
@@ -54,8 +54,9 @@ class Options:
     """Folder for the files (here unless given); with --separation, the file for the result."""
     classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLASS")] = ()
     """Names of the classes to explain; those predicted unless given."""
-    map: Annotated[str, tyro.conf.arg(metavar="MAP")] = DEFAULT_MAP
-    """Definition of heat: one of the names in docs/explain.md, such as fields."""
+    map: Annotated[str | None, optional("MAP")] = None
+    """Definition of heat: one of the names in docs/explain.md, such as fields; unless given,
+    contribution, or grid where a primary capsule sees more than half of the image."""
     json: bool = False
     """Print the explanation as JSON too."""
     separation: Annotated[int | None, optional("N")] = None
@@ -89,8 +90,8 @@ def _check(options: Options) -> None:
         raise UsageError("`IMAGE` must be given (or `--separation N`), got nothing to explain")
     if options.image is not None and options.separation is not None:
         raise UsageError("`--separation` must not be given with an IMAGE: it makes its own")
-    if options.map not in ROUTING_MAPS:
-        hint = nearest(options.map, ROUTING_MAPS)
+    if options.map is not None and options.map not in MAPS:
+        hint = nearest(options.map, MAPS)
         raise UsageError(f"`--map` must be a definition of heat, got {options.map!r}{hint}")
 
 
@@ -126,14 +127,15 @@ def _class_index(name: str, names: list[str]) -> int:
 def _print(explanation: Explanation) -> None:
     named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
     print(f"predicted: {named or 'nothing'}")
-    table = Table("layer", "routed")
+    print(f"heat map: {explanation.map}")
+    table = Table("layer", "routing")
     for heading in ("entropy / log M", "never win"):
         table.add_column(heading, justify="right")
     for layer in explanation.layers:
         entropy = f"{layer.entropy[layer.used - 1]:.3f}"
         never = "–" if layer.never_win is None else f"{100 * layer.never_win:.0f} %"
         name = explanation.layer_name(layer.layer)
-        table.add_row(name, "yes" if layer.routed else "no: shared evenly", entropy, never)
+        table.add_row(name, layer.state, entropy, never)
     Console(highlight=False).print(table)
     for note in explanation.notes():
         print(note)

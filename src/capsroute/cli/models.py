@@ -1,9 +1,10 @@
 """`capsroute models`"""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,6 +13,7 @@ from capsroute.cli.parsing import UsageError, parse
 from capsroute.models import model_info
 from capsroute.models.base import as_size
 from capsroute.models.describe import describe
+from capsroute.models.pretrained import list_pretrained
 from capsroute.nearest import nearest
 
 
@@ -35,10 +37,13 @@ def main(arguments: list[str]) -> None:
 
 
 def _model_table(names: list[str]) -> Table:
-    table = Table("model", title="models", title_justify="left")
-    for heading in ("parameters", "paper %", "iterations", "input"):
-        table.add_column(heading, justify="right")
-    table.add_column("dataset")
+    """Narrow enough for 80 columns; the dataset is in the name, and in the model's own table."""
+    table = Table(caption=SHIPPED, caption_justify="left", box=box.SIMPLE_HEAD, **NARROW)
+    table.add_column("model", no_wrap=True)
+    for heading in ("parameters", "paper\n%", "itera-\ntions", "input"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("weights", no_wrap=True)
+    shipped = list_pretrained()
     for name in names:
         info = model_info(name)
         height, width = as_size(info.task.image_size)
@@ -48,13 +53,20 @@ def _model_table(names: list[str]) -> Table:
             "–" if info.paper_accuracy is None else f"{info.paper_accuracy:.2f}",
             str(info.task.iterations or "–"),
             f"{height}x{width}x{info.task.in_channels}",
-            info.dataset,
+            "yes" if name in shipped else "–",
         )
     return table
 
 
+SHIPPED = "weights: inside the package; `capsroute predict MODEL IMAGES` needs no more"
+NARROW: Any = {"show_edge": False, "pad_edge": False, "collapse_padding": True}
+
+
 def _layer_table(name: str) -> Table:
-    table = Table("operation", title=f"{name}: {model_info(name).summary}", title_justify="left")
+    info = model_info(name)
+    weights = "weights inside the package" if name in list_pretrained() else "no weights"
+    table = Table("operation", title=f"{name}: {info.summary}", title_justify="left")
+    table.caption, table.caption_justify = f"dataset: {info.dataset}; {weights}", "left"
     table.add_column("output size", justify="right")
     table.add_column("parameters", justify="right")
     rows = describe(capsroute.create_model(name))

@@ -14,9 +14,12 @@ from typing import Annotated
 
 import torch
 import tyro
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from capsroute.cli.data import FLAGS, optional
@@ -34,6 +37,8 @@ from capsroute.data.image_folder import SUFFIXES, images_below
 from capsroute.inference import Prediction, Predictor
 
 READERS = 8  # threads; Pillow decodes outside Python's lock
+TOP_K = 3
+VISIBLE = 0.0005  # below it, a probability is 0.0 % in the table
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ class Options:
     """Files, folders (with all below them), patterns, or - for one image on stdin."""
     from_list: Annotated[str | None, optional("FILE")] = None
     """A file with a path a line, or - for stdin, beside or instead of IMAGES."""
-    top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
-    """Classes to show with their probabilities; all of them where there are fewer."""
+    top_k: Annotated[int | None, optional("K")] = None
+    """Classes to show with their probabilities, all of them where there are fewer; unless given 3,
+    and in the table those that would show as 0.0 % are left out."""
     json: bool = False
     """One JSON object a line."""
     csv: bool = False
@@ -79,7 +85,7 @@ def main(arguments: list[str]) -> None:
     _check(options)
     sources = find_images(options.images, options.from_list)
     predictor = load_predictor(options.model, iterations=options.iterations, device=options.device)
-    top_k = min(options.top_k, len(predictor.class_names))
+    top_k = min(options.top_k or TOP_K, len(predictor.class_names))
     write, finish = _writer(options, top_k)
     broken = 0
     for source, answer, remark in _predict_all(predictor, sources, options.batch_size, top_k):
@@ -103,7 +109,7 @@ def _check(options: Options) -> None:
     if options.json and options.csv:
         raise UsageError("`--json` must not be given with `--csv`")
     for flag, value in (("--top-k", options.top_k), ("--batch-size", options.batch_size)):
-        if value < 1:
+        if value is not None and value < 1:
             raise UsageError(f"`{flag}` must be at least 1, got {value}")
 
 
@@ -207,8 +213,9 @@ def _writer(options: Options, top_k: int) -> tuple[Write, Callable[[], None]]:
     table = Table()
     for heading in ("image", "answer", "likeliest"):
         table.add_column(heading, overflow="fold")
+    least = 0.0 if options.top_k is not None else VISIBLE
     return (
-        lambda name, answer: table.add_row(*map(_plain, _table_row(name, answer))),
+        lambda name, answer: table.add_row(*_table_row(name, answer, least)),
         lambda: Console(highlight=False).print(table) if table.row_count else None,
     )
 
@@ -223,11 +230,38 @@ def _csv_row(name: str, answer: Prediction) -> list[str]:
     return [name, ";".join(answer.labels), *pairs]
 
 
-def _table_row(name: str, answer: Prediction) -> list[str]:
-    ranked = "  ".join(f"{label} {100 * p:.1f} %" for label, p in answer.ranked)
-    return [name, ", ".join(answer.labels) or "nothing", ranked]
+def _table_row(name: str, answer: Prediction, least: float) -> list[RenderableType]:
+    """The likeliest class, and those at least as likely as `least`."""
+    shown = [answer.ranked[0], *(pair for pair in answer.ranked[1:] if pair[1] >= least)]
+    ranked = [(label, f"{100 * p:.1f} %") for label, p in shown]
+    return [Text(name), Text(", ".join(answer.labels) or "nothing"), _Ranked(ranked)]
 
 
-def _plain(text: str) -> str:
-    """Without rich taking [brackets] in a name for markup."""
-    return text.replace("[", r"\[")
+@dataclass(frozen=True)
+class _Ranked:
+    """Classes with their probabilities, as many to a line as fit, and no number broken."""
+
+    classes: list[tuple[str, str]]
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widths = [cell_len(" ".join(pair)) for pair in self.classes]
+        whole = sum(widths) + len(GAP) * (len(widths) - 1)
+        return Measurement(max(widths), whole).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = ""
+        for phrase in self._phrases(options.max_width):
+            longer = f"{line}{GAP}{phrase}" if line else phrase
+            if line and cell_len(longer) > options.max_width:
+                yield Text(line, overflow="fold")
+                longer = phrase
+            line = longer
+        yield Text(line, overflow="fold")
+
+    def _phrases(self, width: int) -> Iterator[str]:
+        for pair in self.classes:
+            together = " ".join(pair)
+            yield from [together] if cell_len(together) <= width else pair
+
+
+GAP = "  "

@@ -85,6 +85,10 @@ class TrainBatches:
         position = step % self.steps_per_epoch
         return min(self.batch_size, len(self.split) - position * self.batch_size)
 
+    def is_whole(self, size: int) -> bool:
+        """Whether a batch of so many images is no shorter than the others."""
+        return size == self.global_size(0)
+
     def plan(self, step: int) -> Tensor:
         """This process's share of batch `step`: int64 `(n, 9)` on the CPU.
 

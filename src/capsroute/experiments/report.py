@@ -248,6 +248,9 @@ def _timings(path: Path) -> list[dict[str, str]]:
     wanted = {"batch": str(BATCH), "part": "model", "checked": "True"}
     wanted |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
     rows = [row for row in read_rows(path) if wanted.items() <= row.items() and row["iterations"]]
+    # rows of other code or machines are no points of the same line; the newest are the last
+    place = ("device", "torch", "commit")
+    rows = [row for row in rows if all(row[key] == rows[-1][key] for key in place)]
     return sorted(rows, key=lambda row: int(row["iterations"]))
 
 

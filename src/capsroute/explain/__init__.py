@@ -8,14 +8,16 @@ docs/explain.md says what the pictures mean, and measures how far they can be be
 """
 
 from capsroute.explain.explanation import Explanation, explain
-from capsroute.explain.heat import DEFAULT_MAP, ROUTING_MAPS
+from capsroute.explain.heat import DEFAULT_MAP, MAPS, ROUTING_MAPS, default_map
 from capsroute.explain.page import page
 from capsroute.explain.picture import draw_explanation
 
 __all__ = [
     "DEFAULT_MAP",
+    "MAPS",
     "ROUTING_MAPS",
     "Explanation",
+    "default_map",
     "draw_explanation",
     "explain",
     "page",

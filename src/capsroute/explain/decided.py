@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-EVEN = 1e-4  # below this much under the highest entropy, coefficients are taken to be even
+EVEN = 1e-4  # less than this under the highest entropy, a layer hardly routes
+ROUNDING = 1e-5  # of an even share, by float32
 
 
 @dataclass(frozen=True)
@@ -18,20 +19,42 @@ class Decision:
     """1 is the first layer above the primary capsules."""
     parents: int
     """Capsules that compete for a child."""
+    children: int
+    """Capsules that a parent gathers votes from."""
     entropy: list[float]
     """Of a child's coefficients, by iteration, averaged; 1 is even, 0 is all to one parent."""
     used: int
     """The last iteration that reaches the scores, counted from 1."""
+    deviation: float
+    """How far any share that counts is from even, in units of an even share."""
     never_win: float | None
     """Share of this layer's capsules that are no child's first choice; None without routing."""
 
     @property
     def routed(self) -> bool:
-        """Whether the coefficients that count are anything but even."""
+        """Whether the coefficients that count are anything but even, or very nearly so."""
         return self.entropy[self.used - 1] < 1.0 - EVEN
 
+    @property
+    def even(self) -> bool:
+        """Whether they are exactly even, as a first iteration's are by construction."""
+        return self.deviation < ROUNDING
+
+    @property
+    def deviation_percent(self) -> str:
+        """Rounded up: no share is further from even."""
+        return f"{math.ceil(1000 * self.deviation - 0.01) / 10:.1f} %"
+
+    @property
+    def state(self) -> str:
+        if self.routed:
+            return "routed"
+        if self.even:
+            return "shared evenly"
+        return f"hardly routed, within {self.deviation_percent} of even"
+
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "routed": self.routed}
+        return {**vars(self), "routed": self.routed, "state": self.state}
 
 
 def decisions(coefficients: Sequence[Sequence[Tensor]], used: Sequence[int]) -> list[Decision]:
@@ -40,8 +63,18 @@ def decisions(coefficients: Sequence[Sequence[Tensor]], used: Sequence[int]) -> 
     for layer, (rounds, last) in enumerate(zip(coefficients, used, strict=True), start=1):
         entropy = [normalized_entropy(r) for r in rounds]
         even = entropy[last] >= 1.0 - EVEN
-        never = None if even else share_never_winning(rounds[last])
-        found.append(Decision(layer, rounds[last].shape[-1], entropy, last + 1, never))
+        r = rounds[last]
+        found.append(
+            Decision(
+                layer=layer,
+                parents=r.shape[-1],
+                children=r.shape[-2] if r.ndim == 3 else math.prod(r.shape[3:6]),
+                entropy=entropy,
+                used=last + 1,
+                deviation=(r.double() * r.shape[-1] - 1.0).abs().max().item(),
+                never_win=None if even else share_never_winning(r),
+            )
+        )
     return found
 
 

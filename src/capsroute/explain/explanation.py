@@ -13,9 +13,9 @@ from torch import Tensor
 from capsroute.explain.decided import Decision, decisions
 from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import follow
-from capsroute.explain.heat import DEFAULT_MAP, ROUTING_MAPS
+from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
-from capsroute.explain.tree import Link, Node, grow_tree, layer_fields, links_of
+from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
 from capsroute.models.base import ImageClassifier
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
@@ -44,6 +44,8 @@ class Explanation:
     """For each of `classes`, its parse tree."""
     layers: list[Decision]
     """How decided each routed layer is, from the bottom up."""
+    sees_most: bool
+    """Whether a primary capsule sees more than half of the image."""
 
     @property
     def links(self) -> list[Link]:
@@ -60,25 +62,61 @@ class Explanation:
 
     def notes(self) -> list[str]:
         """What a reader should know before believing the pictures."""
-        even = [self.layer_name(layer.layer) for layer in self.layers if not layer.routed]
-        if not even:
-            return []
+        even = [layer for layer in self.layers if layer.even]
+        hardly = [layer for layer in self.layers if not layer.routed and not layer.even]
         if len(even) == len(self.layers):
             return [
                 "No layer routed: every parent got the same share of every child, so what is "
                 "shown comes from the votes alone."
             ]
-        return [
-            f"Shared evenly, not routed: {', '.join(even)}. With {self.iterations} iterations, "
-            "what lower layers would learn later never reaches the scores."
-        ]
+        notes = []
+        if hardly:
+            most = max(hardly, key=lambda layer: layer.deviation).deviation_percent
+            none_routed = len(even) + len(hardly) == len(self.layers)
+            so = ", so what is shown comes almost from the votes alone" if none_routed else ""
+            notes.append(
+                f"Hardly routed: {self._names(hardly)}. Shares differ from even by at most "
+                f"{most}{so}."
+            )
+        if even:
+            notes.append(
+                f"Shared evenly, not routed: {self._names(even)}. With {self.iterations} "
+                "iterations, what lower layers would learn later never reaches the scores."
+            )
+        return notes
+
+    def _names(self, layers: list[Decision]) -> str:
+        return ", ".join(self.layer_name(layer.layer) for layer in layers)
+
+    def carried(self, class_index: int) -> float:
+        """The part of all that spoke for a class that the links shown to it carry."""
+        return sum(child.share for child in self.trees[class_index].children)
+
+    def tree_caption(self, class_index: int) -> str:
+        """How much of a class its tree shows."""
+        shown, carried = len(self.trees[class_index].children), self.carried(class_index)
+        return (
+            f"{shown} of {self.layers[-1].children} links to {self.class_names[class_index]} are "
+            f"shown, with {100 * carried:.0f} % of all that spoke for it"
+        )
+
+    @property
+    def patches(self) -> str:
+        """What the pictures of a tree's capsules show."""
+        if self.sees_most:
+            return (
+                "what lies around each capsule's place; through the backbone it sees more than "
+                "half of the image"
+            )
+        return "the pixels that each capsule sees"
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON.
 
         `classes[i].heat` is a PNG data URI of the model's image size: the class's colour, its
         opacity the heat (0 to 255), to be laid over the picture. Boxes are pixels
-        [top, left, bottom, right), the last two excluded.
+        [top, left, bottom, right), the last two excluded: `box` is what a capsule sees, `shown`
+        what is to be drawn for it.
         """
         return {
             "model": self.model,
@@ -92,9 +130,12 @@ class Explanation:
                     "probability": self.probabilities[index],
                     "colour": self.colour(index),
                     "heat": png_uri(overlay(self.heat[index], self.colour(index))),
+                    "carried": self.carried(index),
+                    "caption": self.tree_caption(index),
                 }
                 for index in self.classes
             ],
+            "patches": self.patches,
             "links": [link.as_dict() for link in self.links],
             "layers": [
                 {"name": self.layer_name(layer.layer), **layer.as_dict()} for layer in self.layers
@@ -108,7 +149,7 @@ def explain(
     image: Tensor,
     classes: list[int] | None = None,
     *,
-    map: str = DEFAULT_MAP,
+    map: str | None = None,
 ) -> Explanation:
     """Explain what a capsule network (inverted, dynamic or EM) says of an image.
 
@@ -116,11 +157,11 @@ def explain(
         model: in evaluation mode; its weights are left alone.
         image: (C, H, W), floats in [0, 1].
         classes: indices to explain; those predicted unless given, or the likeliest if none was.
-        map: a definition of heat, one of `ROUTING_MAPS`.
+        map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
     """
     check_explainable(model)
-    if map not in ROUTING_MAPS:
-        raise ValueError(f"`map` must be one of {', '.join(ROUTING_MAPS)}, got {map!r}")
+    if map is not None and map not in MAPS:
+        raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
     if image.ndim != 3:
         raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
     device = next(model.parameters()).device
@@ -128,13 +169,15 @@ def explain(
     probabilities = model.probabilities(traced.routing.scores)[0].tolist()
     predicted = _predicted(probabilities, model.task.multilabel)
     chosen = _check_classes(classes, model.num_classes) or predicted or _likeliest(probabilities)
-    fields = layer_fields(primary_fields(traced.model), traced.layers)
+    fields = primary_fields(traced.model)
+    pixels = layer_pixels(fields, traced.layers, model.image_size)
+    map = map or default_map(traced.model)
     heat, trees = {}, {}
     for index in chosen:
         which = torch.tensor([index], device=device)
-        heat[index] = _to_unit(ROUTING_MAPS[map](traced, which)[0])
+        heat[index] = _to_unit(MAPS[map](traced, which)[0])
         links = [link[0] for link in follow(traced, which).links]
-        trees[index] = grow_tree(index, traced.layers, links, fields)
+        trees[index] = grow_tree(index, traced.layers, links, pixels)
     return Explanation(
         model=model.name,
         iterations=model.iterations,
@@ -146,6 +189,7 @@ def explain(
         heat=heat,
         trees=trees,
         layers=decisions(traced.routing.coefficients, traced.routing.used),
+        sees_most=fields.see_most(model.image_size),
     )
 
 

@@ -12,6 +12,8 @@ from capsroute.explain.trace import Layer
 from capsroute.models.base import CapsuleClassifier
 
 PROBES_AT_ONCE = 32
+MOST = 0.5  # of an image: who sees more is told apart by its place, not by what it sees
+PLACE = 0.25  # of an image's side: what is shown around a place, at least
 
 
 class Box(NamedTuple):
@@ -45,9 +47,22 @@ class Fields(NamedTuple):
         The middle of a receptive field weighs most in a convolution's output, its edge least; a
         tent says so without looking at the weights.
         """
-        down = _tents(self.rows, image_size[0]).to(values)
-        across = _tents(self.columns, image_size[1]).to(values)
-        return torch.einsum("bhw,hy,wx->byx", values, down, across)
+        sides = zip(self, image_size, strict=True)
+        return _lay(values, *(_tents(*_field_tents(axis, size), size) for axis, size in sides))
+
+    def interpolate(self, values: Tensor, image_size: tuple[int, int]) -> Tensor:
+        """(B, rows, columns) to (B, H, W): linear between the fields' middles, sum kept."""
+        sides = zip(self, image_size, strict=True)
+        return _lay(values, *(_tents(*_middles(axis, size), size) for axis, size in sides))
+
+    def see_most(self, image_size: tuple[int, int]) -> bool:
+        """Whether the largest field covers more than half of the image."""
+        down, across = (int((axis[:, 1] - axis[:, 0]).max()) for axis in self)
+        return down * across > MOST * image_size[0] * image_size[1]
+
+    def places(self, image_size: tuple[int, int]) -> "Fields":
+        """What lies around the middle of each field: as far as the next one's part, or more."""
+        return Fields(*(_around(axis, size) for axis, size in zip(self, image_size, strict=True)))
 
 
 _CACHE: WeakKeyDictionary[nn.Module, Fields] = WeakKeyDictionary()
@@ -95,12 +110,33 @@ def _union(axis: np.ndarray) -> np.ndarray:
     return np.array([[axis[:, 0].min(), axis[:, 1].max()]])
 
 
-def _tents(axis: np.ndarray, size: int) -> Tensor:
-    """(positions, pixels), each row a tent over its field that sums to 1 within the image."""
-    middle, extent = _uncut(axis, size)
-    distance = np.abs(np.arange(size) - middle[:, None])
-    tents = np.clip(1 - distance / ((extent + 1) / 2), 0, None)
+def _around(axis: np.ndarray, size: int) -> np.ndarray:
+    middles, step = _middles(axis, size)
+    reach = max(1.5 * step, PLACE * size / 2)
+    first, end = np.ceil(middles - reach), np.floor(middles + reach) + 1
+    return np.stack([first.clip(0, size - 1), end.clip(1, size)], axis=1).astype(int)
+
+
+def _lay(values: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    return torch.einsum("bhw,hy,wx->byx", values, down.to(values), across.to(values))
+
+
+def _tents(middles: np.ndarray, reach: float, size: int) -> Tensor:
+    """(positions, pixels), each row a tent around its middle that sums to 1 within the image."""
+    distance = np.abs(np.arange(size) - middles[:, None])
+    tents = np.clip(1 - distance / reach, 0, None)
     return torch.from_numpy(tents / np.maximum(tents.sum(axis=1, keepdims=True), 1e-9))
+
+
+def _field_tents(axis: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+    middles, extent = _uncut(axis, size)
+    return middles, (extent + 1) / 2
+
+
+def _middles(axis: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+    """Middle of each field, and how far it is to the next."""
+    middles, _ = _uncut(axis, size)
+    return middles, float(middles[1] - middles[0]) if len(middles) > 1 else float(size)
 
 
 def _uncut(axis: np.ndarray, size: int) -> tuple[np.ndarray, float]:

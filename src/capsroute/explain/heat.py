@@ -1,7 +1,8 @@
 """Heat maps over the input: several definitions, and gradients to hold them against.
 
 `contribution` is the default because it separates overlapping digits best among those that
-follow the routing (docs/explain.md has the numbers, and what they do not show).
+follow the routing; `grid` where a backbone lets every capsule see nearly everything, and what a
+single pixel gave is noise (docs/explain.md has the numbers, and what they do not show).
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import along, follow, share_down
 from capsroute.explain.trace import Trace
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import CapsuleClassifier, ImageClassifier
 
 Map = Callable[[Trace, Tensor], Tensor]
 """A trace of B images and one class for each, to heat (B, H, W), not negative."""
@@ -40,6 +41,13 @@ def contribution_by_pixel(trace: Trace, classes: Tensor) -> Tensor:
 def fields(trace: Trace, classes: Tensor) -> Tensor:
     """What each primary capsule gave to the score, laid on its receptive field."""
     return _by_field(trace, follow(trace, classes).primary)
+
+
+def grid(trace: Trace, classes: Tensor) -> Tensor:
+    """What each place of the primary capsules gave to the score, interpolated between places."""
+    places = follow(trace, classes).primary.sum(dim=-1)
+    laid = primary_fields(trace.model).interpolate(places, trace.model.image_size)
+    return laid.clamp_min(0.0).detach()
 
 
 def coefficients(trace: Trace, classes: Tensor) -> Tensor:
@@ -85,7 +93,14 @@ ROUTING_MAPS: dict[str, Map] = {
         coefficients,
     )
 }
+"""Those compared on overlapping digits, where `grid` would be `fields` by another name."""
+MAPS: dict[str, Map] = {**ROUTING_MAPS, "grid": grid}
 DEFAULT_MAP = "contribution"
+
+
+def default_map(model: CapsuleClassifier) -> str:
+    """`grid` for a model whose primary capsules see more than half of the image."""
+    return "grid" if primary_fields(model).see_most(model.image_size) else DEFAULT_MAP
 
 
 def _held_poses(trace: Trace) -> list[Tensor]:

@@ -6,6 +6,7 @@ from PIL import Image
 from torch import Tensor
 
 from capsroute.explain.explanation import Explanation, overlay, picture, png_uri
+from capsroute.explain.heat import MAPS
 from capsroute.explain.tree import Placed, place
 
 PATCH, GAP, LEVEL = 56, 14, 104  # pixels of a patch, between two, between levels
@@ -57,8 +58,8 @@ def page(explanation: Explanation, image: Tensor) -> str:
         *(f'<p class="note">{escape(note)}</p>' for note in explanation.notes()),
         _maps(explanation, original),
         "<h2>What was made of what</h2>",
-        "<p>The links that gave most to each class, with the pixels that each capsule sees. A "
-        "percentage is the child's part of all that spoke for its parent.</p>",
+        "<p>The links that gave most to each class. A percentage is the child's part of all that "
+        f"spoke for its parent; the pictures show {escape(explanation.patches)}.</p>",
         *(_tree(explanation, index, original) for index in explanation.classes),
         _decisions(explanation),
     ]
@@ -88,10 +89,11 @@ def _maps(explanation: Explanation, original: Image.Image) -> str:
             f'<figcaption><b style="background:{colour}">{name}</b> '
             f"{100 * explanation.probabilities[index]:.1f} %</figcaption></figure>"
         )
+    meaning = (MAPS[explanation.map].__doc__ or "").split("\n")[0]
     return (
         "<h2>Where each class comes from</h2>\n"
-        f"<p>Heat map <code>{escape(explanation.map)}</code>; the hottest pixel of each class is "
-        f'opaque.</p>\n<div class="maps">{"".join(figures)}</div>'
+        f"<p>Heat map <code>{escape(explanation.map)}</code>: {escape(meaning)} The hottest pixel "
+        f'of each class is opaque.</p>\n<div class="maps">{"".join(figures)}</div>'
     )
 
 
@@ -142,7 +144,9 @@ def _tree(explanation: Explanation, index: int, original: Image.Image) -> str:
         f'<svg viewBox="0 0 {LEFT + width} {height}" role="img" '
         f'style="max-width:{LEFT + width}px;min-width:{0.6 * (LEFT + width):.0f}px" '
         f'aria-label="parse tree of class {name}; the list below says the same">'
-        f"{''.join(parts)}{''.join(labels)}</svg></div>\n{_link_list(explanation, index)}"
+        f"{''.join(parts)}{''.join(labels)}</svg></div>\n"
+        f'<p class="soft">{escape(explanation.tree_caption(index))}.</p>\n'
+        f"{_link_list(explanation, index)}"
     )
 
 
@@ -160,7 +164,7 @@ def _node(item: Placed, x: float, y: float, name: str, colour: str, original: Im
             f'fill="{colour}"/><text class="class" text-anchor="middle" x="{x:.1f}" '
             f'y="{y + 5}">{name}</text>'
         )
-    top, left, bottom, right = item.node.capsule.box
+    top, left, bottom, right = item.node.capsule.shown
     patch = png_uri(original.crop((left, top, right, bottom)))
     longest = max(bottom - top, right - left)
     wide, high = PATCH * (right - left) / longest, PATCH * (bottom - top) / longest
@@ -209,14 +213,14 @@ def _decisions(explanation: Explanation) -> str:
         never = "–" if layer.never_win is None else f"{100 * layer.never_win:.0f} %"
         rows.append(
             f'<tr><th scope="row">{explanation.layer_name(layer.layer)}</th>{cells}'
-            f"<td>{'yes' if layer.routed else 'no: shared evenly'}</td><td>{never}</td></tr>"
+            f"<td>{layer.state}</td><td>{never}</td></tr>"
         )
     return (
         "<h2>How decided the routing is</h2>\n"
         "<p>Entropy of a child's coefficients, averaged, in units of log M: 1 is shared evenly, 0 "
         "is all to one parent. Struck out: never reaches the scores.</p>\n"
         '<div class="scroll" tabindex="0" role="region" aria-label="entropy by layer"><table>'
-        f'<thead><tr><th scope="col">layer</th>{heads}<th scope="col">routed</th>'
+        f'<thead><tr><th scope="col">layer</th>{heads}<th scope="col">routing</th>'
         f'<th scope="col">capsules that never win</th></tr></thead><tbody>{"".join(rows)}'
         "</tbody></table></div>"
     )

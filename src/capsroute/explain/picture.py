@@ -9,13 +9,17 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from capsroute.explain.decided import Decision
 from capsroute.explain.explanation import Explanation, overlay, picture
 from capsroute.explain.tree import Placed, place
 
 MOST_DRAWN = 4  # classes; the page has them all
 DIM = 0.45  # brightness of the picture under a heat map
 WIDTH, MAPS = 9.6, 2.5  # inches of all, and of the heat maps' height
-BOLD, PLAIN, LINE = 0.1, 0.08, 0.18  # inches of a title's letter, and of its lines, about
+PLOT = 2.3  # inches of the entropy's height
+FLAT = 0.99  # from this entropy on in every layer and iteration, a plot would show one line
+BOLD, PLAIN, SMALL, LINE = 0.1, 0.08, 0.058, 0.18  # inches of a letter, and of lines, about
+SOFT = "#5b5b66"
 
 
 def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
@@ -26,7 +30,9 @@ def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
     classes = explanation.classes[:MOST_DRAWN]
     depth = len(explanation.layers)
     titles = _Titles.of(explanation, classes)
-    heights = [titles.height + MAPS, (0.9 + 1.15 * depth) * len(classes), 2.6]
+    flat = all(value >= FLAT for layer in explanation.layers for value in layer.entropy)
+    last = LINE * (depth + 2.5) if flat else PLOT
+    heights = [titles.height + MAPS, (0.9 + 1.15 * depth) * len(classes), last]
     figure = Figure(figsize=(WIDTH, sum(heights)))
     FigureCanvasAgg(figure)
     parts: Any = figure.subfigures(3, 1, height_ratios=heights)
@@ -34,10 +40,10 @@ def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
     input_picture = picture(image)
     _draw_maps(maps, explanation, titles, input_picture)
     axes = trees.subplots(len(classes), 1, squeeze=False)[:, 0]
-    trees.subplots_adjust(left=0.13, right=0.98, top=0.95, bottom=0.04, hspace=0.25)
+    trees.subplots_adjust(left=0.13, right=0.98, top=0.95, bottom=0.04, hspace=0.12)
     for axis, index in zip(axes, classes, strict=True):
         _draw_tree(axis, explanation, index, input_picture)
-    _draw_decisions(decided, explanation)
+    (_write_decisions if flat else _draw_decisions)(decided, explanation)
     data = io.BytesIO()
     with warnings.catch_warnings():
         # names in a script that the font lacks show as boxes; nothing to be done about it here
@@ -113,8 +119,11 @@ def _draw_maps(
 def _draw_tree(axis: Any, explanation: Explanation, index: int, original: Image.Image) -> None:
     placed, colour = place(explanation.trees[index]), explanation.colour(index)
     depth = len(explanation.layers)
-    axis.set(xlim=(0, 1), ylim=(depth + 0.5, -0.35))
+    axis.set(xlim=(0, 1), ylim=(depth + 0.7, -0.35))
     axis.set_axis_off()
+    caption = f"{explanation.tree_caption(index)}; pictures: {explanation.patches}"
+    lines = textwrap.fill(caption, int(0.85 * WIDTH / SMALL))
+    axis.text(0, depth + 0.45, lines, va="top", fontsize=8, color=SOFT, parse_math=False)
     for level in range(depth + 1):
         name = explanation.layer_name(depth - level).replace(" ", "\n", 1)
         axis.text(-0.02, level, name, ha="right", va="center", fontsize=8)
@@ -145,7 +154,7 @@ _BARE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str) -> None:
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
-    top, left, bottom, right = item.node.capsule.box
+    top, left, bottom, right = item.node.capsule.shown
     patch = original.crop((left, top, right, bottom))
     zoom = 40 / max(patch.size)
     picture_box = OffsetImage(np.asarray(patch), zoom=zoom, interpolation="nearest")
@@ -156,18 +165,36 @@ def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str) -> 
 
 def _draw_decisions(figure: Any, explanation: Explanation) -> None:
     axis = figure.subplots()
-    figure.subplots_adjust(left=0.09, right=0.62, top=0.84, bottom=0.2)
-    for layer in explanation.layers:
-        name = explanation.layer_name(layer.layer)
-        rounds = range(1, len(layer.entropy) + 1)
-        (line,) = axis.plot(rounds, layer.entropy, "o--", markerfacecolor="none", alpha=0.7)
-        lost = "" if layer.never_win is None else f", {100 * layer.never_win:.0f} % never win"
-        state = "shared evenly" if not layer.routed else f"routed{lost}"
-        used = list(rounds)[: layer.used]
-        label = f"{name}: {state}"
-        axis.plot(used, layer.entropy[: layer.used], "o-", color=line.get_color(), label=label)
+    figure.subplots_adjust(left=0.09, right=0.62, top=0.86, bottom=0.22)
+    for index, layer in enumerate(explanation.layers):
+        # side by side, lest equal curves hide each other
+        aside = DODGE * (index - (len(explanation.layers) - 1) / 2)
+        rounds = [number + 1 + aside for number in range(len(layer.entropy))]
+        look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index}"}
+        axis.plot(rounds, layer.entropy, "--", markerfacecolor="none", alpha=0.7, **look)
+        used = slice(layer.used)
+        label = _decision(explanation, layer)
+        axis.plot(rounds[used], layer.entropy[used], "-", label=label, **look)
     axis.set(xlabel="iteration", ylabel="entropy / log M", ylim=(-0.05, 1.1))
     axis.set_xticks(range(1, max(len(layer.entropy) for layer in explanation.layers) + 1))
     axis.set_title("how decided the routing is (filled: reaches the scores)", fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+DODGE = 0.035  # iterations between the curves of two layers
+MARKERS = "osD^v"
+
+
+def _write_decisions(figure: Any, explanation: Explanation) -> None:
+    """Where every curve would be a line at 1."""
+    title = f"how decided the routing is: entropy at least {FLAT} log M in every layer"
+    lines = [_decision(explanation, layer) for layer in reversed(explanation.layers)]
+    figure.text(0.02, 0.95, title, fontsize=10, va="top")
+    top = 0.95 - 1.3 / (len(lines) + 2.5)
+    figure.text(0.02, top, "\n".join(lines), fontsize=8, va="top", linespacing=1.5)
+
+
+def _decision(explanation: Explanation, layer: Decision) -> str:
+    lost = "" if layer.never_win is None else f", {100 * layer.never_win:.0f} % never win"
+    return f"{explanation.layer_name(layer.layer)}: {layer.state}{lost}"

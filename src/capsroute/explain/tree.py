@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,16 +15,19 @@ WIDTHS = (3, 2)  # children shown of a class, and of every capsule below it
 
 @dataclass(frozen=True)
 class Capsule:
-    """One capsule and the pixels that it sees. Layer 0 holds the primary capsules."""
+    """One capsule and its pixels. Layer 0 holds the primary capsules."""
 
     layer: int
     row: int
     column: int
     capsule: int
     box: Box
+    """What it sees."""
+    shown: Box
+    """What stands for it in a picture: that, or what lies around its place."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "box": list(self.box)}
+        return {**vars(self), "box": list(self.box), "shown": list(self.shown)}
 
 
 @dataclass(frozen=True)
@@ -77,29 +80,51 @@ def layer_fields(primary: Fields, layers: Sequence[Layer]) -> list[Fields]:
     return fields
 
 
+class Pixels(NamedTuple):
+    """What the capsules of a layer see, and what is shown of it."""
+
+    seen: Fields
+    shown: Fields
+
+    def capsule(self, layer: int, row: int, column: int, capsule: int) -> Capsule:
+        boxes = self.seen.box(row, column), self.shown.box(row, column)
+        return Capsule(layer, row, column, capsule, *boxes)
+
+
+def layer_pixels(
+    primary: Fields, layers: Sequence[Layer], image_size: tuple[int, int]
+) -> list[Pixels]:
+    """Of the primary capsules and of every layer above them.
+
+    Capsules that see most of the image would all look alike, so their places are shown instead.
+    """
+    shown = primary.places(image_size) if primary.see_most(image_size) else primary
+    pairs = zip(layer_fields(primary, layers), layer_fields(shown, layers), strict=True)
+    return [Pixels(*pair) for pair in pairs]
+
+
 def grow_tree(
-    class_index: int, layers: Sequence[Layer], links: Sequence[Tensor], fields: Sequence[Fields]
+    class_index: int, layers: Sequence[Layer], links: Sequence[Tensor], pixels: Sequence[Pixels]
 ) -> Node:
     """The tree of one class of one image.
 
     `links` are `Flow.links` of that class, without the batch; what speaks against a parent is not
     shown.
     """
-    top = Capsule(len(layers), 0, 0, class_index, fields[-1].box(0, 0))
-    root = Node(top, 1.0, 1.0)
+    root = Node(pixels[-1].capsule(len(layers), 0, 0, class_index), 1.0, 1.0)
     level = [root]
     for depth in range(len(layers)):
         index = len(layers) - 1 - depth
         width = WIDTHS[min(depth, len(WIDTHS) - 1)]
         for node in level:
-            found = _strongest(node.capsule, layers[index], links[index], fields[index], width)
+            found = _strongest(node.capsule, layers[index], links[index], pixels[index], width)
             node.children.extend(found)
         level = [child for node in level for child in node.children]
     return root
 
 
 def _strongest(
-    parent: Capsule, layer: Layer, links: Tensor, fields: Fields, width: int
+    parent: Capsule, layer: Layer, links: Tensor, pixels: Pixels, width: int
 ) -> list[Node]:
     """The children that gave most to a parent, strongest first."""
     where = (Ellipsis, parent.capsule)
@@ -116,13 +141,13 @@ def _strongest(
         return []
     strength, order = torch.topk(parts, min(width, len(parts)))
     return [
-        Node(_child(index, parent, layer, fields), part / total, r[index].item())
+        Node(_child(index, parent, layer, pixels), part / total, r[index].item())
         for part, index in zip(strength.tolist(), order.tolist(), strict=True)
         if part > 0
     ]
 
 
-def _child(index: int, parent: Capsule, layer: Layer, fields: Fields) -> Capsule:
+def _child(index: int, parent: Capsule, layer: Layer, pixels: Pixels) -> Capsule:
     """The child that a parent's flattened window holds at `index`."""
     _, columns, capsules = layer.children
     position, capsule = divmod(index, capsules)
@@ -131,7 +156,7 @@ def _child(index: int, parent: Capsule, layer: Layer, fields: Fields) -> Capsule
     else:
         y, x = divmod(position, layer.kernel)
         row, column = parent.row * layer.stride + y, parent.column * layer.stride + x
-    return Capsule(parent.layer - 1, row, column, capsule, fields.box(row, column))
+    return pixels.capsule(parent.layer - 1, row, column, capsule)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A model as a graph: `torch.export`, and from there ONNX.
 
-Graphs hold the plain formula of a routing step (see `layers.inverted.impl_here`): tiles and fused
+Graphs hold the plain formula of a routing step (see `ops.inverted.api`): tiles and fused
 kernels depend on the batch or on the device, which a graph must not.
 """
 

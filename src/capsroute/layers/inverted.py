@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from capsroute.layers.primary import PoseNorm
 from capsroute.ops.inverted import routing_step
+from capsroute.ops.inverted.norm import Norm
 
 INITIAL_POSES = ("zeros", "random", "learned")
 WEIGHTS_WORTH_A_WARNING = 100_000_000
@@ -93,7 +94,7 @@ class InvertedCaps(nn.Module):
         self,
         children: Tensor,
         parents: Tensor | None,
-        norm: PoseNorm | None,
+        norm: Norm | None,
         stride: int,
         return_coefficients: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -158,7 +159,7 @@ class ConvCaps(InvertedCaps):
         children: Tensor,
         parents: Tensor | None = None,
         *,
-        norm: PoseNorm | None = None,
+        norm: Norm | None = None,
         return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if parents is None:
@@ -213,7 +214,7 @@ class LinearCaps(InvertedCaps):
         children: Tensor,
         parents: Tensor | None = None,
         *,
-        norm: PoseNorm | None = None,
+        norm: Norm | None = None,
         return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         children = children.flatten(1, -2)

@@ -1,10 +1,10 @@
 """From feature maps to the first capsules."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsroute.ops.dynamic import squash
+from capsroute.ops.inverted.norm import Norm, normalized
 
 
 class PoseNorm(nn.LayerNorm):
@@ -15,15 +15,10 @@ class PoseNorm(nn.LayerNorm):
     """
 
     def forward(self, poses: Tensor) -> Tensor:
-        wide = torch.promote_types(poses.dtype, torch.float32)
-        normed = F.layer_norm(
-            poses.to(wide),
-            self.normalized_shape,
-            self.weight.to(wide),
-            self.bias.to(wide),
-            self.eps,
-        )
-        return normed.to(poses.dtype)
+        return normalized(poses, self.learned())
+
+    def learned(self) -> Norm:
+        return Norm(self.weight, self.bias, self.eps)
 
 
 class PrimaryCaps(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from capsroute.layers.primary import PoseNorm
 from capsroute.ops import schedule as schedules
 
 
@@ -42,12 +43,12 @@ class CapsuleStack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.iterations, self.schedule = iterations, schedule
 
-    def forward(self, primary: Any, norm: nn.Module | None = None) -> Any:
+    def forward(self, primary: Any, norm: PoseNorm | None = None) -> Any:
         """`norm`: one that the primary capsules still lack, left to the first layer if it can."""
         run = getattr(schedules, self.schedule)
         steps: list[Any] = list(self.layers)
         if norm is not None and self._reads_primary_once():
-            steps[0] = partial(steps[0], norm=norm)
+            steps[0] = partial(steps[0], norm=norm.learned())
         elif norm is not None:
             primary = norm(primary)
         return run(steps, primary, self.iterations)[-1]

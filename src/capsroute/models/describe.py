@@ -15,6 +15,7 @@ from capsroute.layers.inverted import ConvCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.models.backbones import ResidualBlock
 from capsroute.models.base import ImageClassifier
+from capsroute.models.inverted import InvertedCapsNet
 
 
 @dataclass
@@ -109,7 +110,10 @@ def describe(model: ImageClassifier) -> list[Row]:
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, model.in_channels, *model.image_size, device=device))
+            # for scores alone, the primary capsules may leave their norm to the layer above
+            run = model.route if isinstance(model, InvertedCapsNet) else model
+            model.eval()
+            run(torch.zeros(1, model.in_channels, *model.image_size, device=device))
     finally:
         for handle in handles:
             handle.remove()

@@ -26,6 +26,8 @@ class ExplainedClass(BaseModel):
     heat: str = Field(
         description="PNG as a data URI, as large as the model's input: opacity is the heat."
     )
+    carried: float = Field(description="Part of all that spoke for it in the links to it.")
+    caption: str = Field(description="The same in words.")
 
 
 class Capsule(BaseModel):
@@ -35,6 +37,9 @@ class Capsule(BaseModel):
     capsule: int
     box: tuple[int, int, int, int] = Field(
         description="Pixels that it sees: top, left, bottom, right; the last two excluded."
+    )
+    shown: tuple[int, int, int, int] = Field(
+        description="Pixels to show for it: its box, or what lies around its place."
     )
 
 
@@ -50,14 +55,19 @@ class RoutedLayer(BaseModel):
     name: str
     layer: int
     parents: int = Field(description="Capsules that compete for a child.")
+    children: int = Field(description="Capsules that a parent gathers votes from.")
     entropy: list[float] = Field(
         description="Of a child's coefficients, by iteration: 1 is even, 0 all to one parent."
     )
     used: int = Field(description="The last iteration that reaches the scores, counted from 1.")
+    deviation: float = Field(
+        description="How far any share that counts is from even, in units of an even share."
+    )
     never_win: float | None = Field(
         description="Share of its capsules that are no child's first choice."
     )
-    routed: bool = Field(description="Whether the coefficients that count are not all even.")
+    routed: bool = Field(description="Whether the coefficients that count are not nearly even.")
+    state: str = Field(description="The same in words.")
 
 
 class Explanation(BaseModel):
@@ -68,6 +78,7 @@ class Explanation(BaseModel):
     map: str = Field(description="Which definition of heat.")
     predicted: list[str]
     classes: list[ExplainedClass] = Field(description="Those predicted, or the likeliest.")
+    patches: str = Field(description="What `shown` shows of each capsule.")
     links: list[Link] = Field(description="The strongest of each class, parents first.")
     layers: list[RoutedLayer]
     notes: list[str] = Field(description="What to know before believing the pictures.")

@@ -143,7 +143,7 @@ class CapturedSteps:
         """The step at `row`, and on to the next."""
         plan = self.plans.index_select(0, self.row)[0, :size]
         step, lr, epoch = self.moments.index_select(0, self.row)[0].unbind()
-        whole = size == self.batches.batch_size
+        whole = self.batches.is_whole(size)
         images, targets = (self.render if whole else self.batches.render)(plan)
-        self.train_step(images, targets, 1.0, Moment(step, lr, epoch))
+        self.train_step(images, targets, 1.0, Moment(step, lr, epoch), whole)
         self.row += 1

@@ -162,11 +162,13 @@ class _Run:
 
     def uncaptured_step(self) -> None:
         images, targets = self.batches.batch(self.step)
-        share = len(images) / self.batches.global_size(self.step)
+        size = self.batches.global_size(self.step)
+        share = len(images) / size
         if share == 0.0:  # a last batch smaller than the job: go along with weight zero
-            whole = self.make_batches(Processes(0, 1, self.job.device))
-            images, targets = (part[:1] for part in whole.batch(self.step))
-        self.train_step(images, targets, share, self.moment(self.step))
+            everyones = self.make_batches(Processes(0, 1, self.job.device))
+            images, targets = (part[:1] for part in everyones.batch(self.step))
+        now, whole = self.moment(self.step), self.batches.is_whole(size)
+        self.train_step(images, targets, share, now, whole)
 
     def moment(self, step: int) -> Moment:
         lr = learning_rate(self.config.optim, step, self.steps, self.epoch_steps)

@@ -190,15 +190,16 @@ class TrainStep:
         # the first step whose loss was not finite, kept on the device so that nothing waits
         self.first_bad_step = torch.full((), -1, dtype=torch.float64, device=device)
 
-    def __call__(self, images: Tensor, targets: Tensor, share: float, now: Moment) -> None:
-        """`share` is this process's part of the global batch."""
+    def __call__(
+        self, images: Tensor, targets: Tensor, share: float, now: Moment, whole: bool = True
+    ) -> None:
+        """`share` is this process's part of the global batch, which is `whole` or a short one."""
         self._set_learning_rate(now.lr)
         # as tensors, or a compiler would take every step's numbers for constants
         epoch, step = torch.as_tensor(now.epoch), torch.as_tensor(now.step)
         self.optimizer.zero_grad(set_to_none=True)
         pieces = min(self.config.optim.accumulate, len(images))
         parts = list(zip(images.chunk(pieces), targets.chunk(pieces), strict=True))
-        whole = len(images) >= self.config.batch_size // self.world
         model, loss_of, tally = self.compiled if whole else self.plain
         for index, (piece, wanted) in enumerate(parts):
             with self._last_piece(index == len(parts) - 1):

@@ -5,8 +5,9 @@ import math
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from capsroute.ops.inverted.norm import Norm, normalized
 from capsroute.ops.tracing import constant_while_tracing, is_exporting
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
@@ -23,7 +24,7 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
-    norm: nn.LayerNorm | None = ...,
+    norm: Norm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[False] = ...,
 ) -> Tensor: ...
@@ -37,7 +38,7 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
-    norm: nn.LayerNorm | None = ...,
+    norm: Norm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -50,7 +51,7 @@ def routing_step(
     *,
     stride: int = 1,
     scale: float | None = None,
-    norm: nn.LayerNorm | None = None,
+    norm: Norm | None = None,
     impl: str = "auto",
     return_coefficients: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -69,13 +70,14 @@ def routing_step(
             (B, out, d'). `None` is the first iteration: poses of zero, uniform coefficients.
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
-        norm: a LayerNorm that the children still lack. It changes nothing to apply it before; on
-            a GPU, a first iteration takes it along where it reads the children anyway.
+        norm: a LayerNorm over each pose that the children still lack. But for rounding it is the
+            same to apply it before; a kernel takes it along where a first iteration has to move
+            the children anyway.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
             them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
             can run (CUDA, compute capability 8.0 and newer), the formula in a graph that is
             exported, `tiled` otherwise. The logger `capsroute` says once, at debug level, what it
-            chose and why.
+            chose and why. Only `reference` can be differentiated twice.
         return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only
             `reference` differentiates through them.
 
@@ -83,6 +85,10 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     linear = _check_shapes(children, weight, parents, stride)
+    if norm is not None and norm.weight.shape != children.shape[-1:]:
+        raise ValueError(
+            f"`norm` must be over poses of {children.shape[-1]} elements, got {norm.weight.numel()}"
+        )
     if linear:  # a convolution whose image is one pixel
         children, weight = children[:, None, None], weight[None, None]
         parents = None if parents is None else parents[:, None, None]
@@ -97,7 +103,7 @@ def routing_step(
         parents = parents.to(children.dtype)
     with torch.autocast(device, enabled=False):  # implementations choose their own precision
         if norm is not None and not (parents is None and _takes_norm(impl, children, weight)):
-            children, norm = norm(children), None
+            children, norm = normalized(children, norm), None
         poses, coefficients = _dispatch(
             impl, children, weight, parents, norm, stride, scale, return_coefficients
         )
@@ -115,7 +121,7 @@ def _dispatch(
     children: Tensor,
     weight: Tensor,
     parents: Tensor | None,
-    norm: nn.LayerNorm | None,
+    norm: Norm | None,
     stride: int,
     scale: float,
     return_coefficients: bool,

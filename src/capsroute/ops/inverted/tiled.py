@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.tracing import cast
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
@@ -24,7 +25,7 @@ def routing_step(
     weight: Tensor,
     parents: Tensor | None,
     *,
-    norm: nn.LayerNorm | None = None,
+    norm: Norm | None = None,
     stride: int,
     scale: float,
     return_coefficients: bool,
@@ -46,9 +47,7 @@ def routing_step(
     return poses, poses.new_full((1,) * len(shape), 1.0 / out).expand(shape)
 
 
-def uniform_step(
-    children: Tensor, weight: Tensor, stride: int, norm: nn.LayerNorm | None = None
-) -> Tensor:
+def uniform_step(children: Tensor, weight: Tensor, stride: int, norm: Norm | None = None) -> Tensor:
     """Σ_i v_ij / M: a convolution over (child, column) channels, the pose's rows in the batch.
 
     `norm` is a LayerNorm that the children still lack, for the kernel that does both at once.
@@ -61,7 +60,7 @@ def uniform_step(
     else:
         from capsroute.ops.inverted.triton.norm import norm_by_rows
 
-        x = norm_by_rows(children, norm.weight, norm.bias, norm.eps, rows)
+        x = norm_by_rows(children, *norm, rows)
     x = x.reshape(batch * rows, height, width, n_in * a)  # channels last, as the convolution likes
     if k == height == width == 1:
         kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)

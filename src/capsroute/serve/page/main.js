@@ -140,6 +140,7 @@ async function show(answer) {
   showTrees($("trees"), answer, model);
   showRouting($("routing"), answer.explanation);
   $("levels").textContent = answer.explanation.layers.slice(0, -1).toReversed().map(({ name }) => `${name}, then `).join("");
+  $("patches").textContent = answer.explanation.patches;
   await showHeat($("heat"), answer, model);
 }
 

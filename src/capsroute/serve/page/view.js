@@ -154,7 +154,8 @@ export function showTrees(element, answer, model) {
   element.replaceChildren(
     ...ordered(classes, model).map((one) => {
       const own = links.filter((link) => link.class_index === one.index);
-      const tree = drawTree(one, own, answer.image, model.image_size);
+      const drawn = drawTree(one, own, answer.image, model.image_size);
+      const tree = make("figure", {}, drawn, make("figcaption", { textContent: `${one.caption}.` }));
       tree.style.setProperty("--colour", colourOf(one.name, predicted));
       return tree;
     }),
@@ -241,9 +242,9 @@ function crown(node, one) {
   return draw("g", {}, draw("rect", body), name);
 }
 
-// The whole picture, faint, with what the capsule sees in full light.
+// The whole picture, faint, with what the capsule sees (or where it sits) in full light.
 function thumb(node, picture, [rows, columns]) {
-  const [top, left, bottom, right] = node.capsule.box;
+  const [top, left, bottom, right] = node.capsule.shown;
   const [width, height] = [right - left, bottom - top];
   const whole = { href: picture, width: columns, height: rows };
   const seen = draw(
