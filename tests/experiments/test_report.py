@@ -250,6 +250,8 @@ def repeat_lines(path):
         ("others/maps.r2 a.b percent -->79.7", None),
         ("others/maps.r2 a.b percent -->79", "80 in the results, 79"),
         ("others/maps.r2 a.c percent -->79", "no such number"),
+        ("others/maps.r2 each.1 percent -->25", None),
+        ("others/maps.r2 each.2 percent -->25", "no such number"),
         ("others/nothing a.b percent -->79", "no such number"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->soon", "a marker must be"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last median -->94.5", "a marker must be"),
@@ -259,7 +261,7 @@ def test_numbers_in_a_page(results, tmp_path, text, problem):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\nWe get <!-- results: {text} on one H200.\n")
     (results / "others").mkdir()
-    (results / "others" / "maps.r2.json").write_text('{"a": {"b": 0.7967}}')
+    (results / "others" / "maps.r2.json").write_text('{"a": {"b": 0.7967}, "each": [0, 0.25]}')
     found = check_numbers(page, read_all(results), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]

@@ -35,7 +35,7 @@ MARKER = re.compile(
 )
 """Before a number in a page: which result it is, and of which seeds.
 
-`FOLDER/FILE a.b percent` is a hundred times a number of another file of results/.
+`FOLDER/FILE a.b.2 percent` is a hundred times a number of another file of results/.
 """
 EXAMPLE = "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`"
 
@@ -154,7 +154,7 @@ def _misquoted(marker: re.Match[str], evidence: Evidence, results: Path) -> str 
     if marker["statistic"] == "percent":
         try:
             share = _look_up(results / f"{marker['experiment']}.json", marker["field"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError) as error:
             return f"there is no such number ({error!r})"
         return _rounded_otherwise(100 * share, marker["number"])
     runs = evidence.get(marker["experiment"], [])
@@ -174,7 +174,7 @@ def _misquoted(marker: re.Match[str], evidence: Evidence, results: Path) -> str 
 def _look_up(path: Path, field: str) -> float:
     value = json.loads(path.read_text())
     for key in field.split("."):
-        value = value[key]
+        value = value[int(key)] if isinstance(value, list) else value[key]
     return value
 
 

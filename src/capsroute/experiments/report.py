@@ -63,11 +63,11 @@ def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figur
     for name, found in movements.items():
         moved, right = found["movement"][-1], found["accuracy"]
         trained = found["trained_with"] - 1
-        cells = [name, f"{found['unevenness'][-1][trained]:.3f}"]
+        cells = [name, f"{found['images']:,}", f"{found['unevenness'][-1][trained]:.3f}"]
         cells += [f"{right[index]:.1f}" for index in (trained, -1)]
         rows.append([*cells, *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
     last = len(next(iter(movements.values()))["accuracy"])
-    headings = ["model", "unevenness", "accuracy as trained", f"after {last} iterations"]
+    headings = ["model", "images", "unevenness", "accuracy as trained", f"after {last} iterations"]
     headings += [f"movement at {t}" for t in SHOWN]
     text = (
         "Trained models, routed for longer than they were trained with, every layer in each "
@@ -210,9 +210,7 @@ def figures(
             }
             for name, each in movements.items()
         }
-        caption = (
-            "Poses still move, and accuracy falls, when routing goes on for longer than trained"
-        )
+        caption = "How far poses still move, and the accuracy, when routing goes on for longer than trained"
         found.append(Figure("settling", caption, settling, lines))
     return found
 
