@@ -210,7 +210,9 @@ def figures(
             }
             for name, each in movements.items()
         }
-        caption = "How far poses still move, and the accuracy, when routing goes on for longer than trained"
+        caption = (
+            "How far poses move, and the accuracy, when routing goes on for longer than trained"
+        )
         found.append(Figure("settling", caption, settling, lines))
     return found
 
