@@ -32,7 +32,10 @@ def main() -> None:
     for impl in ("auto", "reference"):
         for batch in BATCHES:
             for iterations in ITERATIONS:
-                row = measure(impl, batch, iterations)
+                try:
+                    row = measure(impl, batch, iterations)
+                except torch.cuda.OutOfMemoryError:
+                    row = None
                 if row is not None:
                     writer.writerow((MODEL, batch, iterations, impl, *row, *where))
 

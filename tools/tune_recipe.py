@@ -36,8 +36,14 @@ def with_change(config: Config, change: str) -> Config:
     for field in change.split():
         path, _, value = field.partition("=")
         part, _, name = path.rpartition(".")
-        holder: Any = getattr(config, part) if part else config
-        holder = dataclasses.replace(holder, **{name: json.loads(value)})
+        try:
+            holder: Any = getattr(config, part) if part else config
+            holder = dataclasses.replace(holder, **{name: json.loads(value)})
+        except (AttributeError, TypeError, json.JSONDecodeError):
+            raise ValueError(
+                "`changes` must be fields of a config with values as in JSON, such as "
+                f"data.cutmix=0.5, got {field!r}"
+            ) from None
         changed: dict[str, Any] = {part: holder}
         config = dataclasses.replace(config, **changed) if part else holder
     return config
@@ -98,8 +104,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after as many")
     parser.add_argument("--out", type=Path, default=RESULTS, help="(default: results/tuning)")
     options = parser.parse_intermixed_args()
+    try:  # all of them, before the first one trains for minutes
+        plans = {change: plan(options, change) for change in ["", *options.changes]}
+    except ValueError as error:
+        parser.error(str(error))
     path, start = options.out / f"{options.preset}.csv", time.monotonic()
-    for change in ["", *options.changes]:
+    for change, config in plans.items():
         rows = read(path)
         wanted = (change or "as it is", str(options.epochs), str(options.seed))
         if wanted in [(row["change"], row["epochs"], row["seed"]) for row in rows]:
@@ -107,7 +117,7 @@ def main() -> None:
         if time.monotonic() - start > 60 * options.minutes:
             print(f"no time is left for: {wanted[0]}")
             return
-        row = run(plan(options, change), change)
+        row = run(config, change)
         write(path, [*rows, row])
         print(f"{row['val_accuracy'] or 'diverged'}  {row['change']}", flush=True)
 

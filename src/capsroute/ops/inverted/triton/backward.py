@@ -1,4 +1,4 @@
-"""∂L/∂children, ∂L/∂weight and ∂L/∂parents, and the kernels for small poses (large.py has others).
+"""All gradients, and their kernels for small poses (for large ones: large_gradients.py).
 
 ∂L/∂v_ij = r_ij g_j + slope_ij q_j, with slope = scale · ∂L/∂a, is formed in registers and goes
 straight into products of the tensor cores: r and the slopes of some children first, then one kernel
@@ -23,7 +23,7 @@ from capsroute.ops.inverted.triton.common import softmax, softmax_gradient, wind
 from capsroute.ops.inverted.triton.fold import fold
 from capsroute.ops.inverted.triton.forward import sum_votes, vote_precision, vote_runs
 from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div
-from capsroute.ops.inverted.triton.large import large_gradients
+from capsroute.ops.inverted.triton.large_gradients import large_gradients
 from capsroute.ops.inverted.triton.splits import add_splits, partial
 from capsroute.ops.inverted.triton.tile import (
     STACK,

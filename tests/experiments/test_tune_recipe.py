@@ -1,0 +1,65 @@
+"""tools/tune_recipe.py: which runs it plans, and that none starts before all are known to fit."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsroute.experiments import preset
+
+TOOL = Path(__file__).parents[2] / "tools" / "tune_recipe.py"
+
+
+@pytest.fixture
+def tool():
+    spec = importlib.util.spec_from_file_location("tune_recipe", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def started(tool, monkeypatch):
+    """Configs that would have been trained."""
+    configs = []
+
+    def run(config, change):
+        configs.append(config)
+        row = {"change": change or "as it is", "epochs": config.epochs, "seed": config.seed}
+        return dict.fromkeys(tool.COLUMNS, "") | row | {"val_accuracy": 90.0}
+
+    monkeypatch.setattr(tool, "run", run)
+    return configs
+
+
+def call(tool, monkeypatch, tmp_path, *arguments):
+    command = ["tune_recipe.py", "fast_cifar10", *arguments, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    tool.main()
+
+
+def test_changes_are_tried_once_on_a_validation_split(tool, started, monkeypatch, tmp_path):
+    change = "data.cutmix=0.5 optim.lr=0.2 batch_size=256"
+    for _ in range(2):  # the second time all rows are there
+        call(tool, monkeypatch, tmp_path, change, "--epochs", "7")
+    plain, changed = started
+    own = preset("fast_cifar10").config
+    assert plain.optim == own.optim and plain.data.cutmix == own.data.cutmix
+    assert (changed.data.cutmix, changed.optim.lr, changed.batch_size) == (0.5, 0.2, 256)
+    assert {(each.data.validation, each.epochs) for each in started} == {(0.1, 7)}
+    rows = (tmp_path / "fast_cifar10.csv").read_text().splitlines()
+    assert len(rows) == 3 and rows[2].startswith(change)
+
+
+@pytest.mark.parametrize(
+    "change", ["data.cutmx=0.5", "optim.lr=fast", "none.lr=1", "data.cutmix=7"]
+)
+def test_a_mistake_is_named_before_anything_is_trained(
+    tool, started, monkeypatch, tmp_path, capsys, change
+):
+    with pytest.raises(SystemExit):
+        call(tool, monkeypatch, tmp_path, "optim.lr=0.2", change)
+    assert not started and not list(tmp_path.iterdir())
+    named = change if "7" not in change else "`cutmix` must be in [0, 1], got 7"
+    assert named in capsys.readouterr().err
