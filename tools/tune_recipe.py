@@ -82,7 +82,10 @@ def run(config: Config, change: str) -> Row:
 
 
 def read(path: Path) -> list[Row]:
-    return list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write(path: Path, rows: list[Row]) -> None:
