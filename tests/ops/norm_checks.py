@@ -7,7 +7,8 @@ import torch
 from triton_interpreter_checks import poison_allocations
 
 from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted import routing_step
+from capsroute.ops.inverted import first_step, routing_step
+from capsroute.ops.inverted.norm import Norm, Unfinished
 
 # poses, rows
 TINY = {
@@ -16,6 +17,14 @@ TINY = {
     "6×6": ((2, 3, 3, 5, 36), 6),
     "3×3": ((5, 2, 3, 2, 9), 3),
     "vector": ((2, 1, 1, 7, 24), 1),
+}
+# images, capsules, elements of a pose, channels, rows
+PROJECTED = {
+    "4×4": ((3, 5, 4), 6, 16, 32, 4),
+    "4×4, several tiles": ((10, 4, 4), 12, 16, 80, 4),
+    "6×6": ((2, 3, 3), 5, 36, 24, 6),
+    "2×2, one capsule": ((2, 3, 2), 1, 4, 7, 2),
+    "vector": ((2, 1, 1), 3, 24, 16, 1),
 }
 BUDGETS = {"poses": 2.0, "∂poses": 3.0, "∂weight": 3.0, "∂bias": 3.0}
 
@@ -62,43 +71,82 @@ def check(shape, rows, dtype, seed=0, device="cpu"):
         assert error <= budget * allowed, f"{name}: {error:.3g} > {budget} × {allowed:.3g}"
 
 
+def unfinished(image, capsules, d, channels, dtype, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(*image, channels, generator=generator)
+    projection = torch.randn(capsules, d, channels, generator=generator) / channels**0.5
+    weight, bias = (torch.randn(d, generator=generator).to(device) for _ in range(2))
+    norm = Norm(weight, bias, 1e-5)
+    return Unfinished(features.to(device), norm, projection.to(device)).to(dtype)
+
+
+def check_projected(image, capsules, d, channels, rows, dtype, seed=0, device="cpu"):
+    """Projection, LayerNorm and move at once: the error is at most twice plain PyTorch's."""
+    from capsroute.ops.inverted.triton.norm import finished_by_rows
+
+    children = unfinished(image, capsules, d, channels, dtype, seed, device)
+    got = finished_by_rows(children, rows)
+    low, want = (
+        kind.finished().unflatten(-1, (rows, -1)).permute(0, 4, 1, 2, 3, 5)
+        for kind in (children, children.to(torch.float64))
+    )
+    assert got.dtype == dtype and got.shape == want.shape
+    error, allowed = ((x.double() - want).norm() / want.norm() for x in (got, low))
+    allowed = max(allowed, torch.finfo(dtype).eps)
+    assert error <= 2 * allowed, f"{error:.3g} > 2 × {allowed:.3g}"
+
+
 def check_operators():
     """Schema, fake tensors and autograd registration, as PyTorch checks them."""
-    from capsroute.ops.inverted.triton.norm import norm_by_rows, norm_by_rows_backward
+    from capsroute.ops.inverted.triton import norm as kernels
 
     poses, norm, rows, cotangent = tensors(*TINY["3×3"], torch.float32, 0, "cpu")
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = (poses.requires_grad_(), norm.weight, norm.bias, norm.eps, rows)
-    torch.library.opcheck(norm_by_rows, arguments, test_utils=utilities)
+    torch.library.opcheck(kernels.norm_by_rows, arguments, test_utils=utilities)
+    without = ("test_schema", "test_faketensor")
     arguments = (cotangent.contiguous(), poses.detach(), norm.weight.detach(), norm.eps)
-    torch.library.opcheck(
-        norm_by_rows_backward, arguments, test_utils=("test_schema", "test_faketensor")
-    )
+    torch.library.opcheck(kernels.norm_by_rows_backward, arguments, test_utils=without)
+    children = unfinished((2, 3, 3), 2, 16, 16, torch.float16)
+    arguments = (children.source, children.projection, *children.norm, 4)
+    torch.library.opcheck(kernels.projected_norm_by_rows, arguments, test_utils=without)
 
 
-def check_first_iteration():
-    """A first iteration takes the norm along, and gives what it gives after it, in one graph."""
+def check_first_step():
+    """A first step finishes its children by one kernel, and gives what it gives after that."""
     from unittest import mock
 
     from capsroute.ops.inverted.triton import norm as kernels
 
-    poses, norm, _, _ = tensors((2, 4, 5, 3, 16), 4, torch.float32, 0, "cpu")
-    weight = torch.randn(3, 3, 3, 5, 4, 4, generator=torch.Generator().manual_seed(1))
-    want = routing_step(norm(poses), weight, stride=2)
-    with mock.patch.object(kernels, "norm_by_rows", wraps=kernels.norm_by_rows) as taken:
-        got = routing_step(poses, weight, stride=2, norm=norm.learned(), impl="triton")
-    assert taken.call_count == 1
-    torch.testing.assert_close(got, want)
-    compiled = torch.compile(routing_step, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        compiled(poses, weight, stride=2, norm=norm.learned(), impl="triton"), want
+    generator = torch.Generator().manual_seed(1)
+    conv, linear = (
+        torch.randn(shape, generator=generator) for shape in ((3, 3, 3, 5, 4, 4), (60, 5, 4, 4))
     )
+    for dtype, kernel in (
+        (torch.float32, "norm_by_rows"),
+        (torch.float16, "projected_norm_by_rows"),
+    ):
+        children = unfinished((2, 4, 5), 3, 16, 8, dtype)
+        for weight, stride in ((conv.to(dtype), 2), (linear.to(dtype), 1)):
+            poses = children.finished()
+            poses = poses.flatten(1, -2) if weight.ndim == 4 else poses
+            want = routing_step(poses, weight, stride=stride)
+            options = {"stride": stride, "impl": "triton"}
+            with mock.patch.object(kernels, kernel, wraps=getattr(kernels, kernel)) as taken:
+                got = first_step(children, weight, **options)
+            assert taken.call_count == 1
+            tolerance = {"atol": 0.02, "rtol": 0.02} if dtype == torch.float16 else {}
+            torch.testing.assert_close(got, want, **tolerance)
+            compiled = torch.compile(first_step, fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(children, weight, **options), want, **tolerance)
 
 
 if __name__ == "__main__":
     check_operators()
-    check_first_iteration()
+    check_first_step()
     poison_allocations()
     for shape, rows in TINY.values():
         for dtype in (torch.float32, torch.float16):  # bf16 is wrong in the interpreter
             check(shape, rows, dtype)
+    for sizes in PROJECTED.values():
+        check_projected(*sizes, torch.float16)

@@ -1,5 +1,6 @@
-"""`routing_step(norm=…)`: a LayerNorm that the first iteration takes along."""
+"""`first_step`: a first iteration that finishes its children on the way."""
 
+import math
 import os
 import subprocess
 import sys
@@ -10,27 +11,31 @@ import pytest
 import torch
 
 from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
-from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted import routing_step
+from capsroute.ops.inverted import first_step, routing_step
+from capsroute.ops.inverted.norm import Unfinished
 
 
 @pytest.mark.parametrize("impl", ["auto", "tiled", "reference"])
-@pytest.mark.parametrize("with_parents", [False, True])
-def test_is_the_same_as_normalising_before(impl, with_parents):
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+def test_is_the_same_as_finishing_before(impl, projected, linear):
     torch.manual_seed(0)
-    children, weight = torch.randn(2, 4, 4, 3, 4), torch.randn(3, 3, 3, 5, 2, 2)
-    parents = torch.randn(2, 2, 2, 5, 4) if with_parents else None
-    norm = PoseNorm(4)
-    want = routing_step(norm(children), weight, parents, impl=impl)
-    assert torch.equal(
-        routing_step(children, weight, parents, impl=impl, norm=norm.learned()), want
-    )
+    children = norm_checks.unfinished((2, 4, 4), 3, 4, 5, torch.float32)
+    if not projected:
+        children = Unfinished(children.poses(), children.norm)
+    weight = torch.randn(48, 5, 2, 2) if linear else torch.randn(3, 3, 3, 5, 2, 2)
+    poses = children.finished().flatten(1, -2) if linear else children.finished()
+    want = routing_step(poses, weight, impl=impl)
+    assert torch.equal(first_step(children, weight, impl=impl), want)
 
 
-def test_a_norm_of_other_poses_is_refused():
-    children, weight = torch.randn(2, 3, 4), torch.randn(3, 5, 2, 2)
-    with pytest.raises(ValueError, match="`norm` must be over poses of 4 elements, got 16"):
-        routing_step(children, weight, norm=PoseNorm(16).learned())
+def test_unfinished_capsules_are_a_convolution_and_a_norm():
+    torch.manual_seed(0)
+    primary, features = PrimaryCaps(5, 3, 4), torch.randn(2, 5, 4, 4)
+    projection = primary.conv.weight.view(3, 4, 5)
+    got = Unfinished(features.permute(0, 2, 3, 1), primary.norm.learned(), projection).finished()
+    torch.testing.assert_close(got, primary(features))
+    assert torch.equal(primary.unfinished(features).finished(), primary(features))
 
 
 @pytest.mark.parametrize("schedule", ["concurrent", "sequential"])
@@ -43,7 +48,7 @@ def test_a_stack_normalises_its_primary_capsules(schedule, initial_poses, iterat
     layers = [ConvCaps(4, 4, 16, **options), LinearCaps(4 * 9, 3, 16, **options)]
     stack = CapsuleStack(layers, iterations=iterations, schedule=schedule)
     features = torch.randn(2, 3, 5, 5)
-    got = stack(primary.poses(features), primary.norm)
+    got = stack(primary.unfinished(features))
     torch.testing.assert_close(got, stack(primary(features)))
 
 
@@ -73,6 +78,25 @@ def test_the_kernels_compile(capability, dtype):
         assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
 
 
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("d", [16, 36, 64])
+def test_the_projection_compiles(capability, dtype, d):
+    pytest.importorskip("triton")
+    import triton_compiler
+
+    from capsroute.ops.inverted.triton import norm
+
+    features, projection = (
+        torch.empty(shape, dtype=dtype) for shape in ((128, 16, 16, 128), (32, d, 128))
+    )
+    weight, rows = torch.empty(d), math.isqrt(d)
+    with triton_compiler.compiling(capability) as compiled:
+        norm.projected_norm_by_rows._init_fn(features, projection, weight, weight, 1e-5, rows)
+    [(_, _, made)] = compiled
+    assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -81,3 +105,35 @@ def test_the_kernels_on_a_card(name, dtype):
     shape, rows = norm_checks.TINY.get(name, ((37, 16, 16, 32, 16), 4))
     for seed in range(5):
         norm_checks.check(shape, rows, dtype, seed, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*norm_checks.PROJECTED, "primary capsules"])
+def test_the_projection_on_a_card(name, dtype):
+    large = ((37, 16, 16), 32, 16, 128, 4)
+    for seed in range(5):
+        sizes = norm_checks.PROJECTED.get(name, large)
+        norm_checks.check_projected(*sizes, dtype, seed, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_without_gradients_takes_the_projection():
+    from unittest import mock
+
+    from capsroute import create_model
+    from capsroute.ops.inverted.triton import norm as kernels
+
+    torch.manual_seed(0)
+    model = create_model("inverted_resnet_cifar10", iterations=2).cuda().eval()
+    images = torch.rand(8, 3, 32, 32, device="cuda")
+    kernel = mock.patch.object(
+        kernels, "projected_norm_by_rows", wraps=kernels.projected_norm_by_rows
+    )
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16), kernel as taken:
+        scores = model(images)
+    assert taken.call_count == 1
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.testing.assert_close(scores, model(images).detach(), atol=0.05, rtol=0.05)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted import routing_step
-from capsroute.ops.inverted.norm import Norm
+from capsroute.ops.inverted import first_step, routing_step
+from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
 WEIGHTS_WORTH_A_WARNING = 100_000_000
@@ -48,11 +48,11 @@ class InvertedCaps(nn.Module):
     """What `ConvCaps` and `LinearCaps` share: transforms, LayerNorm and the initial poses.
 
     `forward(children, parents)` is one routing step and its LayerNorm. `parents=None` is the
-    first iteration. `norm` is a LayerNorm that the children still lack, see `routing_step`. A
-    `CapsuleStack` runs the iterations of several layers.
+    first iteration. A `CapsuleStack` runs the iterations of several layers.
     """
 
     weight: nn.Parameter
+    stride = 1
 
     def __init__(
         self,
@@ -90,26 +90,32 @@ class InvertedCaps(nn.Module):
             return self.initial.to(children.dtype).expand(shape)
         return None
 
-    def route(
+    def forward(
         self,
-        children: Tensor,
-        parents: Tensor | None,
-        norm: Norm | None,
-        stride: int,
-        return_coefficients: bool,
+        children: Tensor | Unfinished,
+        parents: Tensor | None = None,
+        *,
+        return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {
-            "stride": stride,
-            "scale": self.scale,
-            "norm": norm,
-            "impl": self.impl,
-        }
+        options: dict[str, Any] = {"stride": self.stride, "impl": self.impl}
+        if isinstance(children, Unfinished):
+            if parents is None and self.initial_poses == "zeros" and not return_coefficients:
+                return self.norm(first_step(children, self.weight, **options))
+            children = children.finished()
+        children, size = self.arrange(children)
+        if parents is None:
+            parents = self.first_parents(children, size)
+        options["scale"] = self.scale
         if not return_coefficients:
             return self.norm(routing_step(children, self.weight, parents, **options))
         poses, coefficients = routing_step(
             children, self.weight, parents, return_coefficients=True, **options
         )
         return self.norm(poses), coefficients
+
+    def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The children as `routing_step` takes them, and the sizes of the image above."""
+        raise NotImplementedError
 
 
 class ConvCaps(InvertedCaps):
@@ -154,19 +160,9 @@ class ConvCaps(InvertedCaps):
         )
         self.kernel_size, self.stride, self.pose = kernel_size, stride, pose
 
-    def forward(
-        self,
-        children: Tensor,
-        parents: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        return_coefficients: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        if parents is None:
-            height, width = children.shape[1:3]
-            size = tuple((s - self.kernel_size) // self.stride + 1 for s in (height, width))
-            parents = self.first_parents(children, size)
-        return self.route(children, parents, norm, self.stride, return_coefficients)
+    def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        image = children.shape[1:3]
+        return children, tuple((s - self.kernel_size) // self.stride + 1 for s in image)
 
     def extra_repr(self) -> str:
         _, _, n_in, n_out, a, b = self.weight.shape
@@ -209,18 +205,8 @@ class LinearCaps(InvertedCaps):
         )
         self.pose = pose
 
-    def forward(
-        self,
-        children: Tensor,
-        parents: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        return_coefficients: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        children = children.flatten(1, -2)
-        if parents is None:
-            parents = self.first_parents(children, ())
-        return self.route(children, parents, norm, 1, return_coefficients)
+    def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        return children.flatten(1, -2), ()
 
     def extra_repr(self) -> str:
         n_in, n_out, a, b = self.weight.shape

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from capsroute.ops.dynamic import squash
-from capsroute.ops.inverted.norm import Norm, normalized
+from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 
 
 class PoseNorm(nn.LayerNorm):
@@ -50,11 +50,22 @@ class PrimaryCaps(nn.Module):
             self.norm = PoseNorm(pose_dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        poses = self.poses(features)
+        poses = self._poses(features)
         return self.norm(poses) if self.normalization == "layer" else squash(poses)
 
-    def poses(self, features: Tensor) -> Tensor:
-        """Before they are normalised."""
+    def unfinished(self, features: Tensor) -> Unfinished:
+        """The same with LayerNorm left to the first iteration above.
+
+        Without gradients on a GPU a 1×1 convolution is left to it, too.
+        """
+        conv = self.conv
+        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
+        if not pointwise or torch.is_grad_enabled() or not features.is_cuda:
+            return Unfinished(self._poses(features), self.norm.learned())
+        projection = conv.weight.view(self.capsules, self.pose_dim, -1)
+        return Unfinished(features.permute(0, 2, 3, 1), self.norm.learned(), projection)
+
+    def _poses(self, features: Tensor) -> Tensor:
         # channels last, so that the poses come out contiguous: LayerNorm would copy them otherwise
         features = features.contiguous(memory_format=torch.channels_last)
         channels = self.conv(features).permute(0, 2, 3, 1)

@@ -1,13 +1,12 @@
 """Runs a schedule over a stack of capsule layers."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import nn
 
-from capsroute.layers.primary import PoseNorm
 from capsroute.ops import schedule as schedules
+from capsroute.ops.inverted.norm import Unfinished
 
 
 @dataclass
@@ -43,15 +42,12 @@ class CapsuleStack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.iterations, self.schedule = iterations, schedule
 
-    def forward(self, primary: Any, norm: PoseNorm | None = None) -> Any:
-        """`norm`: one that the primary capsules still lack, left to the first layer if it can."""
+    def forward(self, primary: Any) -> Any:
+        """Primary capsules may be `Unfinished`: left to the first layer if it reads them once."""
+        if isinstance(primary, Unfinished) and not self._reads_primary_once():
+            primary = primary.finished()
         run = getattr(schedules, self.schedule)
-        steps: list[Any] = list(self.layers)
-        if norm is not None and self._reads_primary_once():
-            steps[0] = partial(steps[0], norm=norm.learned())
-        elif norm is not None:
-            primary = norm(primary)
-        return run(steps, primary, self.iterations)[-1]
+        return run(list(self.layers), primary, self.iterations)[-1]
 
     def _reads_primary_once(self) -> bool:
         if self.schedule == "sequential":

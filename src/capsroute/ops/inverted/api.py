@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from capsroute.ops.inverted.norm import Norm, normalized
+from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.tracing import constant_while_tracing, is_exporting
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
@@ -24,7 +24,6 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
-    norm: Norm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[False] = ...,
 ) -> Tensor: ...
@@ -38,7 +37,6 @@ def routing_step(
     *,
     stride: int = ...,
     scale: float | None = ...,
-    norm: Norm | None = ...,
     impl: str = ...,
     return_coefficients: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -51,7 +49,6 @@ def routing_step(
     *,
     stride: int = 1,
     scale: float | None = None,
-    norm: Norm | None = None,
     impl: str = "auto",
     return_coefficients: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -70,9 +67,6 @@ def routing_step(
             (B, out, d'). `None` is the first iteration: poses of zero, uniform coefficients.
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
-        norm: a LayerNorm over each pose that the children still lack. But for rounding it is the
-            same to apply it before; a kernel takes it along where a first iteration has to move
-            the children anyway.
         impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
             them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
             can run (CUDA, compute capability 8.0 and newer), the formula in a graph that is
@@ -85,10 +79,6 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     linear = _check_shapes(children, weight, parents, stride)
-    if norm is not None and norm.weight.shape != children.shape[-1:]:
-        raise ValueError(
-            f"`norm` must be over poses of {children.shape[-1]} elements, got {norm.weight.numel()}"
-        )
     if linear:  # a convolution whose image is one pixel
         children, weight = children[:, None, None], weight[None, None]
         parents = None if parents is None else parents[:, None, None]
@@ -102,10 +92,8 @@ def routing_step(
     if parents is not None and parents.dtype != children.dtype:
         parents = parents.to(children.dtype)
     with torch.autocast(device, enabled=False):  # implementations choose their own precision
-        if norm is not None and not (parents is None and _takes_norm(impl, children, weight)):
-            children, norm = normalized(children, norm), None
         poses, coefficients = _dispatch(
-            impl, children, weight, parents, norm, stride, scale, return_coefficients
+            impl, children, weight, parents, stride, scale, return_coefficients
         )
     if linear:
         poses = poses[:, 0, 0]
@@ -116,12 +104,47 @@ def routing_step(
     return poses
 
 
+def first_step(
+    children: Unfinished, weight: Tensor, *, stride: int = 1, impl: str = "auto"
+) -> Tensor:
+    """`routing_step` without parents, of children that have yet to be normalised.
+
+    But for rounding the same as finishing them before. A first iteration has to move its children
+    anyway, so on CUDA one kernel does both.
+    """
+    device = weight.device.type
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        children, weight = children.to(dtype), weight.to(dtype)
+    with torch.autocast(device, enabled=False):
+        if not _finishes(impl, children):
+            poses = children.finished()
+            poses = poses.flatten(1, -2) if weight.ndim == 4 else poses
+            return routing_step(poses, weight, stride=stride, impl=impl)
+        from capsroute.ops.inverted import tiled
+        from capsroute.ops.inverted.triton.norm import finished_by_rows
+
+        x = finished_by_rows(children, children.norm.weight.numel() // weight.shape[-2])
+        if weight.ndim == 6:
+            return tiled.uniform_step(x, weight, stride)
+        x = x.flatten(2, 4)[:, :, None, None]  # a linear layer sees the image as one position
+        return tiled.uniform_step(x, weight[None, None], stride)[:, 0, 0]
+
+
+def _finishes(impl: str, children: Unfinished) -> bool:
+    """Whether a kernel does what the children of a first iteration lack."""
+    from capsroute.ops.inverted import triton
+
+    if impl == "auto":
+        return children.source.is_cuda and not is_exporting() and triton.can_finish(children)
+    return impl == "triton" and triton.can_finish(children)
+
+
 def _dispatch(
     impl: str,
     children: Tensor,
     weight: Tensor,
     parents: Tensor | None,
-    norm: Norm | None,
     stride: int,
     scale: float,
     return_coefficients: bool,
@@ -141,7 +164,6 @@ def _dispatch(
             children,
             weight,
             parents,
-            norm=norm,
             stride=stride,
             scale=scale,
             return_coefficients=return_coefficients,
@@ -150,19 +172,8 @@ def _dispatch(
     raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
 
 
-def _takes_norm(impl: str, children: Tensor, weight: Tensor) -> bool:
-    """Whether a first iteration normalises its children by a kernel of its own."""
-    if impl == "auto":
-        return _choose(children, weight) == "triton"
-    if impl != "triton":
-        return False
-    from capsroute.ops.inverted import triton
-
-    return triton.supported(children, weight) is None
-
-
 def _choose(children: Tensor, weight: Tensor) -> str:
-    """What `auto` means; a first iteration is a convolution anyway, its LayerNorm is not."""
+    """What `auto` means for a step with parents."""
     if is_exporting():  # tiles depend on the batch, kernels on the machine
         return _say_once("reference", "the graph is exported")
     from capsroute.ops.inverted import triton

@@ -21,3 +21,28 @@ def normalized(poses: Tensor, norm: Norm) -> Tensor:
     size = (poses.shape[-1],)
     weight, bias = norm.weight.to(wide), norm.bias.to(wide)
     return F.layer_norm(poses.to(wide), size, weight, bias, norm.eps).to(poses.dtype)
+
+
+class Unfinished(NamedTuple):
+    """Capsules that lack their LayerNorm, and perhaps the 1×1 convolution that makes them.
+
+    `first_step` does what is missing on the way, where a kernel can; `finished` does it now.
+    """
+
+    source: Tensor  # poses (B, H, W, capsules, d), or features (B, H, W, C) with a projection
+    norm: Norm
+    projection: Tensor | None = None  # (capsules, d, C)
+
+    def poses(self) -> Tensor:
+        """(B, H, W, capsules, d), not normalised."""
+        if self.projection is None:
+            return self.source
+        channels = F.linear(self.source, self.projection.flatten(0, 1))
+        return channels.unflatten(-1, self.projection.shape[:2])
+
+    def finished(self) -> Tensor:
+        return normalized(self.poses(), self.norm)
+
+    def to(self, dtype: torch.dtype) -> "Unfinished":
+        projection = None if self.projection is None else self.projection.to(dtype)
+        return Unfinished(self.source.to(dtype), self.norm, projection)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.tracing import cast
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
@@ -25,21 +24,17 @@ def routing_step(
     weight: Tensor,
     parents: Tensor | None,
     *,
-    norm: Norm | None = None,
     stride: int,
     scale: float,
     return_coefficients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Same contract as `reference.routing_step`; the coefficients carry no gradient here.
-
-    `norm`: without parents and on a GPU only, see `uniform_step`.
-    """
+    """Same contract as `reference.routing_step`; the coefficients carry no gradient here."""
     if parents is not None:
         poses, coefficients = _TiledStep.apply(
             children, weight, parents, stride, scale, return_coefficients
         )
         return poses, coefficients if return_coefficients else None
-    poses = uniform_step(children, weight, stride, norm)
+    poses = uniform_step(by_rows(children, weight), weight, stride)
     if not return_coefficients:
         return poses, None
     batch, height, width, out, _ = poses.shape
@@ -47,21 +42,19 @@ def routing_step(
     return poses, poses.new_full((1,) * len(shape), 1.0 / out).expand(shape)
 
 
-def uniform_step(children: Tensor, weight: Tensor, stride: int, norm: Norm | None = None) -> Tensor:
+def by_rows(children: Tensor, weight: Tensor) -> Tensor:
+    """(B, H, W, in, d) -> (B, rows, H, W, in, d / rows), as `uniform_step` reads them."""
+    return children.unflatten(-1, (-1, weight.shape[-2])).permute(0, 4, 1, 2, 3, 5)
+
+
+def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
     """Σ_i v_ij / M: a convolution over (child, column) channels, the pose's rows in the batch.
 
-    `norm` is a LayerNorm that the children still lack, for the kernel that does both at once.
+    Takes children by rows and returns poses as everyone else has them, (B, H', W', out, d').
     """
     k, _, n_in, n_out, a, b = weight.shape
-    batch, height, width, _, d = children.shape
-    rows = d // a
-    if norm is None:
-        x = children.unflatten(-1, (rows, a)).permute(0, 4, 1, 2, 3, 5)
-    else:
-        from capsroute.ops.inverted.triton.norm import norm_by_rows
-
-        x = norm_by_rows(children, *norm, rows)
-    x = x.reshape(batch * rows, height, width, n_in * a)  # channels last, as the convolution likes
+    batch, rows, height, width = children.shape[:4]
+    x = children.reshape(batch * rows, height, width, n_in * a)  # channels last, as it likes them
     if k == height == width == 1:
         kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)
         y = (x.flatten(1) @ kernel)[:, None, None]

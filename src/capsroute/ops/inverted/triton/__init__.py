@@ -9,17 +9,19 @@ import os
 import torch
 from torch import Tensor
 
+from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.inverted.triton.geometry import power_of_two
 from capsroute.ops.tracing import constant_while_tracing
 
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
 MOST_PARENTS = 1024  # they compete within one program
 LARGEST_INDEX = 2**31
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def supported(children: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot take these tensors; `None` when they can."""
-    if children.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if children.dtype not in DTYPES:
         return f"the kernels take float32, float16 or bfloat16, not {children.dtype}"
     if children.dtype != weight.dtype:
         return f"children are {children.dtype} but the weight is {weight.dtype}"
@@ -42,6 +44,16 @@ def avoided(children: Tensor, weight: Tensor) -> str | None:
     if not children.is_cuda:
         return f"the kernels need a CUDA device, not {children.device.type}"
     return supported(children, weight)
+
+
+def can_finish(children: Unfinished) -> bool:
+    """Whether a kernel can do what these capsules lack, on their way into a first iteration."""
+    source, projection = children.source, children.projection
+    poses = source.numel()
+    if projection is not None:
+        poses = source.shape[:-1].numel() * projection.shape[:2].numel()
+    fits = source.dtype in DTYPES and 0 < max(poses, source.numel()) < LARGEST_INDEX
+    return fits and _missing(source.device.type, source.device.index) is None
 
 
 @constant_while_tracing
