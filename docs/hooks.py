@@ -26,13 +26,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """`<!-- help: train -->` becomes what `capsroute train --help` prints.
 
     RESULTS.md, which the results page includes, links to files of the repository: its figures come
-    along, its evidence is named only.
+    along, its evidence is named only. Pages show those figures by their path in the repository.
     """
     if page.file.src_uri == "results.md":
         markdown = Path("RESULTS.md").read_text()
         markdown = markdown.replace(f"]({FIGURES}/", "](figures/")
         markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|figures/)[^)]+\)", r"`\1`", markdown)
         return f"---\nhide: [toc]\n---\n\n{markdown}"
+    markdown = markdown.replace(f"](../{FIGURES}/", "](figures/")
     return re.sub(r"<!-- help: ([\w-]*) -->", lambda match: _help(match[1]), markdown)
 
 

@@ -22,7 +22,7 @@ def test_writes_a_report_that_passes_its_own_check(run, tmp_path, evidence):
 def test_check_names_each_problem_and_writes_nothing(run, tmp_path, evidence):
     run("report")
     (tmp_path / "README.md").write_text(
-        "<!-- results: fast_cifar10 test_accuracy_last mean -->95.0 %"
+        "It got <!-- results: fast_cifar10 test_accuracy_last mean -->95.0 %"
     )
     status, out, _ = run("report", "--check")
     assert status == 1 and out.count("\n") == 1 and "94.8 in the results, 95.0 in the text" in out

@@ -1,9 +1,9 @@
 """Can every committed number be traced? Each problem is one line; no lines, no problems."""
 
-import json
 import re
 from pathlib import Path
 
+from capsroute.experiments.costs import Costs, look_up, read_costs
 from capsroute.experiments.evidence import (
     DIVERGED,
     Result,
@@ -29,15 +29,26 @@ MEASURED = {
 }
 """Fields of a summary, and those of the last line of metrics that they repeat."""
 
-MARKER = re.compile(
-    r"<!-- results: (?P<name>(?P<experiment>\S+) (?P<field>[\w.]+) "
-    r"(?P<statistic>mean|std|n|seed\d+|percent)) -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?)"
-)
-"""Before a number in a page: which result it is, and of which seeds.
+NUMBER = r" -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?(?:\smillion)?)"
+MARKERS = {
+    "results": re.compile(
+        r"<!-- results: (?P<name>(?P<subject>\S+) (?P<field>[\w.]+) "
+        r"(?P<statistic>mean|std|n|seed\d+|percent))" + NUMBER
+    ),
+    "bench": re.compile(
+        r"<!-- bench: (?P<name>(?P<subject>[\w:/]+) (?P<field>[\w.]+(?:@\d+)?) "
+        r"(?P<statistic>median_ms|images_per_s|(?:peak|poses|votes)_mib|÷[\w:/]+|value))" + NUMBER
+    ),
+}
+"""Before a number in a page: which result it is.
 
-`FOLDER/FILE a.b.2 percent` is a hundred times a number of another file of results/.
+`results: EXPERIMENT FIELD` is of the seeds named, `results: FOLDER/FILE a.b.2 percent` a hundred
+times a number of another file of results/; `bench:` see `Costs.number`.
 """
-EXAMPLE = "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`"
+EXAMPLES = {
+    "results": "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`",
+    "bench": "`<!-- bench: inverted_resnet_cifar10:2 train ÷backbone -->1.21`",
+}
 
 
 def check(results: Path, root: Path, timings: Path) -> list[str]:
@@ -45,10 +56,10 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     problems = [line for folder in find_evidence(results) for line in _check_folder(folder)]
     if problems:  # nothing can be made of broken evidence
         return problems
-    evidence = read_all(results)
+    evidence, costs = read_all(results), read_costs(timings)
     return [
-        *_check_report(evidence, results, root, timings),
-        *(line for page in _pages(root) for line in check_numbers(page, evidence, results)),
+        *_check_report(evidence, costs, results, root),
+        *(line for page in _pages(root) for line in check_numbers(page, evidence, costs, results)),
     ]
 
 
@@ -116,13 +127,14 @@ def _check_numbers(result: Result) -> list[str]:
     return problems
 
 
-def _check_report(evidence: Evidence, results: Path, root: Path, timings: Path) -> list[str]:
+def _check_report(evidence: Evidence, costs: Costs, results: Path, root: Path) -> list[str]:
     again = "; run `capsroute report`"
     movements = read_movements(results)
-    drawn = figures(evidence, timings, movements)
+    drawn = figures(evidence, costs, movements)
     page = root / "RESULTS.md"
+    text = results_text(evidence, costs, drawn, movements)
     problems = []
-    if not page.is_file() or page.read_text() != results_text(evidence, drawn, movements):
+    if not page.is_file() or page.read_text() != text:
         problems.append(f"{page} is not what the results say{again}")
     wanted = {root / FIGURES / f"{figure.name}.png": figure.digest for figure in drawn}
     present = {path: drawn_from(path) for path in (root / FIGURES).glob("*")}
@@ -136,51 +148,55 @@ def _pages(root: Path) -> list[Path]:
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def check_numbers(page: Path, evidence: Evidence, results: Path) -> list[str]:
-    """Numbers after a marker are those of the results, rounded as they are written."""
+def check_numbers(page: Path, evidence: Evidence, costs: Costs, results: Path) -> list[str]:
+    """Numbers after a marker are those that were measured, rounded as they are written."""
     text = page.read_text()
     problems = []
-    for start in re.finditer(r"(?<!`)<!-- results:", text):  # in backticks it is an example
-        marker = MARKER.match(text, start.start())
+    for start in re.finditer(r"(?<!`)<!-- (results|bench):", text):  # in backticks: an example
+        marker = MARKERS[start[1]].match(text, start.start())
+        line = text.count("\n", 0, start.start()) + 1
         if marker is None:
-            line = text.count("\n", 0, start.start()) + 1
-            problems.append(f"{page}, line {line}: a marker must be {EXAMPLE}")
-        elif problem := _misquoted(marker, evidence, results):
+            problems.append(f"{page}, line {line}: a marker must be {EXAMPLES[start[1]]}")
+            continue
+        if not text[: start.start()].rpartition("\n")[2].strip():
+            # Markdown takes what begins with a comment for HTML, and ends the paragraph
+            problems.append(f"{page}, line {line}: a marker must not begin a line")
+        names = marker["subject"], marker["field"], marker["statistic"]
+        try:
+            value = (
+                costs.number(*names)
+                if start[1] == "bench"
+                else _result(*names, evidence=evidence, results=results)
+            )
+            problem = _rounded_otherwise(value, marker["number"])
+        except ValueError as error:
+            problem = str(error)
+        if problem:
             problems.append(f"{page}: {marker['name']}: {problem}")
     return problems
 
 
-def _misquoted(marker: re.Match[str], evidence: Evidence, results: Path) -> str | None:
-    if marker["statistic"] == "percent":
-        try:
-            share = _look_up(results / f"{marker['experiment']}.json", marker["field"])
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            return f"there is no such number ({error!r})"
-        return _rounded_otherwise(100 * share, marker["number"])
-    runs = evidence.get(marker["experiment"], [])
-    if marker["statistic"].startswith("seed"):
-        runs = [run for run in runs if run.folder.name == marker["statistic"]]
+def _result(
+    subject: str, field: str, statistic: str, *, evidence: Evidence, results: Path
+) -> float:
+    """A number of results/, or a ValueError of one line."""
+    if statistic == "percent":
+        return 100 * look_up(results / f"{subject}.json", field)
+    runs = evidence.get(subject, [])
+    if statistic.startswith("seed"):
+        runs = [run for run in runs if run.folder.name == statistic]
+        statistic = "mean"
     try:
-        over_seeds = spread(runs, marker["field"])
+        value = getattr(spread(runs, field), statistic, None)
     except KeyError:
-        return f"a summary has no field `{marker['field']}`"
-    statistic = "mean" if marker["statistic"].startswith("seed") else marker["statistic"]
-    value = getattr(over_seeds, statistic, None)
+        raise ValueError(f"a summary has no field `{field}`") from None
     if value is None:
-        return "there are no such results"
-    return _rounded_otherwise(value, marker["number"])
-
-
-def _look_up(path: Path, field: str) -> float:
-    value = json.loads(path.read_text())
-    for key in field.split("."):
-        value = value[int(key)] if isinstance(value, list) else value[key]
+        raise ValueError("there are no such results")
     return value
 
 
 def _rounded_otherwise(value: float, number: str) -> str | None:
-    written = number.replace(",", "")
+    written, *millions = number.replace(",", "").split()
     decimals = len(written.partition(".")[2])
-    if f"{value:.{decimals}f}" != written:
-        return f"{value:.{decimals}f} in the results, {written} in the text"
-    return None
+    rounded = f"{value / 1e6 if millions else value:.{decimals}f}"
+    return None if rounded == written else f"{rounded} in the results, {written} in the text"

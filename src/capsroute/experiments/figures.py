@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -105,27 +106,73 @@ def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
     return figure
 
 
-def cost(panels: Mapping[str, Mapping[str, Curve]]) -> Any:
-    """Time and memory against iterations, a line for each model and implementation."""
-    from matplotlib.ticker import LogLocator
-
+def cost(shown: Mapping[str, Any]) -> Any:
+    """Time and memory against iterations: a colour for each model, a style for what is timed."""
+    panels = shown["panels"]
     rows = (len(panels) + 1) // 2
-    figure = _figure(10.0, 3.4 * rows)
-    axes = figure.subplots(rows, 2, squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
+    figure = _figure(10.0, 1.0 + 3.4 * rows)
+    figure.suptitle(shown["title"])
+    axes = list(figure.subplots(rows, 2, squeeze=False).flat)
+    models = sorted(set(chain(*(panel["lines"] for panel in panels))))
     known: dict[str, Any] = {}
-    for axis, (label, lines) in zip(axes.flat, panels.items(), strict=False):
-        for name, (counts, values) in lines.items():
-            (known[name],) = axis.plot(counts, values, "o-", ms=4)
-        axis.set(xlabel="routing iterations", ylabel=label, yscale="log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.grid(alpha=0.3)
-    _legend(figure, known)
+    for axis, panel in zip(axes, panels, strict=False):
+        known |= _cost_panel(axis, panel, models)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    style = {"loc": "outside lower center", "ncols": len(models), "handlelength": 4}
+    _legend(figure, dict(sorted(known.items())), **style)
     return figure
+
+
+def _cost_panel(axis: Any, panel: Mapping[str, Any], models: list[str]) -> dict[str, Any]:
+    """What is drawn, by label."""
+    known: dict[str, Any] = {}
+    for model, line in panel["lines"].items():
+        drawn = _cost_lines(axis, models.index(model), line)
+        known |= {f"{model}{what}": artist for what, artist in drawn.items()}
+    counts = {
+        count
+        for line in panel["lines"].values()
+        for count in line["auto"][0] + line["reference"][0]
+    }
+    memory = panel["quantity"] == "peak_mib"
+    axis.set(xlabel="routing iterations", xticks=sorted(counts))
+    axis.set_ylabel(f"{panel['step']}, {'peak memory' if memory else 'ms'}")
+    _scale(axis, [*chain(*(line.get_ydata() for line in known.values()))], memory=memory)
+    axis.grid(alpha=0.3)
+    return known
+
+
+def _cost_lines(axis: Any, index: int, line: Mapping[str, Any]) -> dict[str, Any]:
+    """What is drawn of one model, by what its label ends with."""
+    color = f"C{index}"
+    drawn = {"": axis.plot(*line["auto"], "o-", ms=4, color=color)[0]}
+    if line["backbone"] is not None:
+        # backbones of similar cost lie over each other: the gaps of one show the other
+        dashes = (4 * index, (4, 4))
+        drawn[", backbone alone"] = axis.axhline(line["backbone"], color=color, ls=dashes, lw=1.2)
+    if line["reference"][0]:
+        style = {"ls": ":", "marker": "s", "ms": 4, "color": color}
+        drawn[", every vote held (reference)"] = axis.plot(*line["reference"], **style)[0]
+    return drawn
+
+
+def _scale(axis: Any, values: Sequence[float], *, memory: bool) -> None:
+    """A log axis between round numbers that enclose the values; of memory, powers of two."""
+    low, high = min(values), max(values)
+    if memory:
+        steps = (1.0, 1.5) if high < 8 * low else (1.0,)
+        numbers = [step * 2.0**power for power in range(-10, 40) for step in steps]
+    else:
+        numbers = [step * 10.0**power for power in range(-6, 9) for step in (1, 2, 5)]
+    ticks = numbers[bisect_right(numbers, low) - 1 : bisect_left(numbers, high) + 1]
+    axis.set(yscale="log", ylim=(0.95 * ticks[0], 1.05 * ticks[-1]))
+    axis.set_yticks(ticks, labels=[_mebibytes(tick) if memory else f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+
+
+def _mebibytes(number: float) -> str:
+    return f"{number:g} MiB" if number < 1024 else f"{number / 1024:g} GiB"
 
 
 def settling(models: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -152,10 +199,10 @@ def settling(models: Mapping[str, Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _legend(figure: Any, lines: Mapping[str, Any]) -> None:
+def _legend(figure: Any, lines: Mapping[str, Any], **style: Any) -> None:
     """One for all panels, where it hides nothing."""
-    position = "outside right upper"
-    legend = figure.legend(lines.values(), lines.keys(), loc=position, frameon=False, fontsize=8)
+    style = {"loc": "outside right upper", "frameon": False, "fontsize": 8} | style
+    legend = figure.legend(lines.values(), lines.keys(), **style)
     for line in legend.get_lines():
         line.set_linewidth(2.5)  # thin lines of similar colours look the same
 

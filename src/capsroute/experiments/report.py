@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from capsroute.bench.rows import read_rows
+from capsroute.experiments.costs import (
+    ROUTING,
+    Costs,
+    cost_figure,
+    memory_table,
+    read_costs,
+    step_table,
+)
 from capsroute.experiments.evidence import Result, Spread, counted, read_all, spread
 from capsroute.experiments.figures import Figure, convergence, cost, iterations, settling
 from capsroute.experiments.movement import SHOWN, read_movements
@@ -18,10 +25,13 @@ from capsroute.models import create_model
 from capsroute.train.config import ModelConfig
 
 NOT_RUN = "not run yet"
-NUMBERS = ("params", "paper", "last epoch", "best test epoch", "iterations", "seed")
+NUMBERS = (
+    *("params", "paper", "last epoch", "best test epoch", "iterations", "seed"),
+    *("batch", "ms", "÷ backbone", "peak MiB", "images/s"),
+    *("poses made", "votes of an iteration", "peak", "peak, reference"),
+)
 FIGURES = Path("results/figures")
 TIMINGS = Path("benchmarks/gpu.csv")
-BATCH = 128  # the paper's
 Evidence = dict[str, list[Result]]
 
 INTRODUCTION = """\
@@ -42,18 +52,56 @@ compares the two. Do not edit.
 
 
 def results_text(
-    evidence: Evidence, figures: Sequence[Figure], movements: Mapping[str, dict[str, Any]]
+    evidence: Evidence,
+    costs: Costs,
+    figures: Sequence[Figure],
+    movements: Mapping[str, dict[str, Any]],
 ) -> str:
     """RESULTS.md."""
     drawn = {figure.name: figure for figure in figures}
     sections = [INTRODUCTION, _progress(evidence)]
     for table in all_tables():
         section = [f"## {table.title}", _markdown(_headings(table), _rows(table, evidence))]
-        names = [f"convergence_{table.key}", table.key] + ["cost"] * (table.key == "iterations")
+        names = [f"convergence_{table.key}", table.key]
         section += [_picture(drawn[name]) for name in names if name in drawn]
         sections.append("\n\n".join(section))
-    sections += [_settling(movements, drawn), _left_out(evidence), _runs(evidence)]
+    sections += [_costs(costs, drawn), _memory(costs), _settling(movements, drawn)]
+    sections += [_left_out(evidence), _runs(evidence)]
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
+    headings, rows = step_table(costs)
+    if not rows:
+        return ""
+    text = (
+        "Whole training steps (batch, augmentation, forward, loss, backward, optimiser) and "
+        "forward passes, compiled, each in one CUDA graph, bfloat16; medians of `capsroute bench`, "
+        "all measured by `bash benchmarks/gpu.sh` (`benchmarks/gpu.csv`). ÷ backbone: how many "
+        "times as long as the backbone alone with average pooling and a linear layer, in the same "
+        "run."
+    )
+    figure = [_picture(drawn["cost"])] if "cost" in drawn else []
+    return "\n\n".join(["## What it costs", *figure, text, _markdown(headings, rows)])
+
+
+def _memory(costs: Costs) -> str:
+    headings, rows = memory_table(costs)
+    if not rows:
+        return ""
+    devices = {row["device"] for case, row in costs.rows.items() if case.mode == ROUTING}
+    text = (
+        f"Forward and backward pass through the capsule layers alone on {_listed(devices)}, "
+        "bfloat16, nothing compiled, in MiB (`python benchmarks/memory.py`, "
+        "`benchmarks/memory.csv`): the peak beside the poses that all iterations make and the "
+        "votes that one iteration would store; reference stores them, as the formula reads. –: "
+        "not measured, too large."
+    )
+    return "\n\n".join(["### Memory of the routing", text, _markdown(headings, rows)])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figure]) -> str:
@@ -141,8 +189,8 @@ def _time(runs: list[Result]) -> str:
     minutes = spread(runs, "train_minutes")
     if minutes is None:
         return "–"
-    devices = sorted({run.summary["device"].removeprefix("NVIDIA ") for run in runs})
-    return f"{minutes.mean:.1f} min on {' and '.join(devices)}"
+    devices = {run.summary["device"].removeprefix("NVIDIA ") for run in runs}
+    return f"{minutes.mean:.1f} min on {_listed(devices)}"
 
 
 def _picture(figure: Figure) -> str:
@@ -185,7 +233,7 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def figures(
-    evidence: Evidence, timings: Path, movements: Mapping[str, dict[str, Any]]
+    evidence: Evidence, costs: Costs, movements: Mapping[str, dict[str, Any]]
 ) -> list[Figure]:
     """What there are numbers for."""
     found = []
@@ -196,11 +244,9 @@ def figures(
     if lines := _iteration_lines(evidence):
         caption = "Accuracy at the best test epoch against routing iterations, CIFAR-10"
         found.append(Figure("iterations", caption, iterations, lines))
-    rows = _timings(timings)
-    if costs := _cost_panels(rows):
-        devices = ", ".join(sorted({row["device"] for row in rows}))
-        caption = f"Time and memory of {BATCH} images on {devices}, by routing iterations"
-        found.append(Figure("cost", caption, cost, costs))
+    if shown := cost_figure(costs):
+        caption = f"Time and memory against routing iterations ({shown['title']})"
+        found.append(Figure("cost", caption, cost, shown))
     if movements:
         lines = {
             name: {
@@ -243,42 +289,11 @@ def _iteration_lines(evidence: Evidence) -> dict[str, dict[str, Any]]:
     return lines if any(line["ours"] for line in lines.values()) else {}
 
 
-def _timings(path: Path) -> list[dict[str, str]]:
-    """Rows of `capsroute bench` that the figure shows: the paper's batch, whole models, checked."""
-    wanted = {"batch": str(BATCH), "part": "model", "checked": "True"}
-    wanted |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
-    rows = [row for row in read_rows(path) if wanted.items() <= row.items() and row["iterations"]]
-    # rows of other code or machines are no points of the same line; the newest are the last
-    place = ("device", "torch", "commit")
-    rows = [row for row in rows if all(row[key] == rows[-1][key] for key in place)]
-    return sorted(rows, key=lambda row: int(row["iterations"]))
-
-
-def _cost_panels(timings: Sequence[dict[str, str]]) -> dict[str, dict[str, list[list[float]]]]:
-    """Panels of lines; a model with one number of iterations has no line."""
-    panels: dict[str, dict[str, list[list[float]]]] = {}
-    quantities = {"median_ms": "ms", "peak_mib": "MiB"}
-    modes = {"train": "a training step", "infer": "inference"}
-    for mode, what in modes.items():
-        for column, unit in quantities.items():
-            lines: dict[str, list[list[float]]] = {}
-            for row in timings:
-                if row["mode"] == mode and row[column]:
-                    label = f"{row['model']}, {row['impl']}, {row['dtype']}"
-                    points = lines.setdefault(label, [[], []])
-                    points[0].append(float(row["iterations"]))
-                    points[1].append(float(row[column]))
-            lines = {label: points for label, points in lines.items() if len(points[0]) > 1}
-            if lines:
-                panels[f"{what}, {unit}"] = lines
-    return panels
-
-
 def write_report(results: Path, out: Path, timings: Path) -> list[Path]:
     """RESULTS.md, and figures under `out`; returns what was written."""
-    evidence, movements = read_all(results), read_movements(results)
-    drawn = figures(evidence, timings, movements)
+    evidence, costs, movements = read_all(results), read_costs(timings), read_movements(results)
+    drawn = figures(evidence, costs, movements)
     written = [figure.write(out / FIGURES) for figure in drawn]
     path = out / "RESULTS.md"
-    write_whole(path, results_text(evidence, drawn, movements).encode())
+    write_whole(path, results_text(evidence, costs, drawn, movements).encode())
     return [path, *written]

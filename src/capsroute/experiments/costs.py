@@ -1,0 +1,210 @@
+"""What models cost: the rows of `capsroute bench` and benchmarks/memory.py, case by case."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsroute.bench.cases import Case, plan_cases
+from capsroute.bench.rows import read_rows
+
+Row = dict[str, str]
+BATCH = 128  # the paper's
+ROUTING = "routing"
+"""The mode of memory.csv's rows: forward and backward pass through the capsule layers alone."""
+USUAL = {"dtype": "bfloat16", "compiled": "True", "checked": "True"}
+USUAL |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
+"""Of the rows that are shown; these are what a `Case` has unless told otherwise."""
+MEMORY_COLUMNS = (
+    *("model", "batch", "iterations", "impl"),
+    *("peak_mib", "poses_mib", "weights_mib", "votes_mib", "device", "torch"),
+)
+MODES = {"train": "a training step", "infer": "inference"}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The newest rows of every case."""
+
+    folder: Path
+    rows: Mapping[Case, Row]
+
+    def number(self, subject: str, what: str, quantity: str) -> float:
+        """A number that a page marks, or a ValueError of one line.
+
+        Args:
+            subject: `NAME[:ITERATIONS]`, as `capsroute bench` takes it, with `/backbone` or
+                `/reference` after it if that is meant; or a JSON file of the folder.
+            what: `train`, `infer` or `routing`, with `@BATCH` after it unless it is 128; or the
+                number's place in the JSON file, such as `a.b.2`.
+            quantity: a column; `÷backbone` or `÷SUBJECT`, how many times as long it takes; or
+                `value`, of a JSON file.
+        """
+        if quantity == "value":
+            return look_up(self.folder / f"{subject}.json", what)
+        mode, _, batch = what.partition("@")
+        case = _named(subject, mode, int(batch or BATCH))
+        base = quantity.removeprefix("÷")
+        if base == quantity:
+            return self.column(case, quantity)
+        return self.ratio(
+            case, case.alone if base == "backbone" else _named(base, mode, case.batch)
+        )
+
+    def column(self, case: Case, name: str) -> float:
+        value = self.rows.get(case, {}).get(name)
+        if not value:
+            raise ValueError(f"there is no `{name}` of {case}")
+        return float(value)
+
+    def ratio(self, case: Case, base: Case) -> float:
+        """How many times as long `case` takes; a ValueError unless one run measured both."""
+        longer, shorter = (self.column(each, "median_ms") for each in (case, base))
+        if _place(self.rows[case]) != _place(self.rows[base]):
+            raise ValueError(f"{case}, and {base}, are of different code or machines")
+        return longer / shorter
+
+
+def _named(subject: str, mode: str, batch: int) -> Case:
+    name, _, variant = subject.partition("/")
+    (case,) = plan_cases([name], [mode], [batch], dtype="bfloat16", alone=False, reference=False)
+    variants = {"": case, "backbone": case.alone, "reference": case.reference}
+    if variant not in variants:
+        raise ValueError(f"after {name}/ must come backbone or reference, got {variant!r}")
+    return variants[variant]
+
+
+def look_up(path: Path, field: str) -> float:
+    """The number at `a.b.2` of a JSON file, or a ValueError."""
+    try:
+        value = json.loads(path.read_text())
+        for key in field.split("."):
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        return float(value)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"there is no such number ({error!r})") from None
+
+
+def read_costs(timings: Path) -> Costs:
+    """The newest rows for each model, mode and batch of `timings`; and memory.csv beside it."""
+    rows = [row for row in read_rows(timings) if _shown(row)]
+    # rows of other code or machines are no points of the same line; the newest are the last
+    newest = {_line(row): _place(row) for row in rows}
+    rows = [row for row in rows if _place(row) == newest[_line(row)]]
+    rows += _read_memory(timings.with_name("memory.csv"))
+    return Costs(timings.parent, {_case(row): row for row in rows})
+
+
+def _shown(row: Row) -> bool:
+    known_code = row["dirty"] != "True"  # the same commit, and yet other code
+    return USUAL.items() <= row.items() and row["impl"] in ("auto", "reference") and known_code
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("model", "mode", "batch"))
+
+
+def _place(row: Row) -> tuple[str | None, ...]:
+    return tuple(row.get(name) for name in ("device", "torch", "commit"))
+
+
+def _case(row: Row) -> Case:
+    iterations = int(row["iterations"]) if row["iterations"] else None
+    impl, batch = row["impl"], int(row["batch"])
+    return Case(row["model"], iterations, row["mode"], row["part"], impl, batch)
+
+
+def _read_memory(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != MEMORY_COLUMNS:
+            raise ValueError(f"{path} must be a file that benchmarks/memory.py wrote")
+        return [{**row, "mode": ROUTING, "part": "model"} for row in reader]
+
+
+def step_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: whole steps, each model's backbone first."""
+    headings = ["model", "iterations", "mode", "batch"]
+    headings += ["ms", "÷ backbone", "peak MiB", "images/s", "measured on"]
+    cases = [case for case in costs.rows if case.mode != ROUTING]
+    models = list(dict.fromkeys(case.model for case in cases))
+    cases.sort(
+        key=lambda case: (
+            models.index(case.model),
+            list(MODES).index(case.mode),
+            case.batch,
+            case.part,
+            case.impl,
+            case.iterations or 0,
+        )
+    )
+    return headings, [_step_cells(case, costs) for case in cases]
+
+
+def _step_cells(case: Case, costs: Costs) -> list[str]:
+    row = costs.rows[case]
+    ratio = f"{costs.ratio(case, case.alone):.2f}" if case.alone in costs.rows else "–"
+    peak = f"{float(row['peak_mib']):,.0f}" if row["peak_mib"] else "–"
+    rate = f"{int(row['images_per_s']):,}"
+    where = f"{row['device'].removeprefix('NVIDIA ')}, `{row['commit'][:8]}`"
+    cells = [_what(case), row["iterations"] or "–", case.mode, f"{case.batch:,}"]
+    return [*cells, f"{costs.column(case, 'median_ms'):.3f}", ratio, peak, rate, where]
+
+
+def _what(case: Case) -> str:
+    if case.part == "backbone":
+        return f"{case.model}, backbone alone"
+    return case.model if case.impl == "auto" else f"{case.model}, every vote held (reference)"
+
+
+def memory_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: what routing alone holds, without its votes and with them."""
+    headings = ["model", "batch", "iterations", "poses made", "votes of an iteration"]
+    rows = []
+    for case, row in costs.rows.items():
+        if case.mode == ROUTING and case.impl == "auto":
+            held = costs.rows.get(case.reference)
+            sizes = [row["poses_mib"], row["votes_mib"], row["peak_mib"], held and held["peak_mib"]]
+            cells = [f"{int(size):,}" if size else "–" for size in sizes]
+            rows.append([case.model, f"{case.batch:,}", f"{case.iterations}", *cells])
+    return [*headings, "peak", "peak, reference"], rows
+
+
+def cost_figure(costs: Costs) -> dict[str, Any]:
+    """What the figure shows: the paper's batch in one place, that of the newest row.
+
+    A model with one number of iterations has no line; nothing is returned where none has.
+    """
+    shown = {
+        case: row
+        for case, row in costs.rows.items()
+        if case.batch == BATCH and case.mode in MODES and case.part == "model" and case.iterations
+    }
+    if not shown:
+        return {}
+    newest = list(shown.values())[-1]
+    cases = [case for case, row in shown.items() if _place(row) == _place(newest)]
+    panels = []
+    for mode, step in MODES.items():
+        for quantity in ("median_ms", "peak_mib"):
+            lines = _lines([case for case in cases if case.mode == mode], quantity, costs)
+            if lines:
+                panels.append({"step": step, "quantity": quantity, "lines": lines})
+    title = f"{newest['device']}, batch {BATCH}, {USUAL['dtype']}"
+    return {"title": title, "panels": panels} if panels else {}
+
+
+def _lines(cases: list[Case], quantity: str, costs: Costs) -> dict[str, dict[str, Any]]:
+    lines: dict[str, dict[str, Any]] = {}
+    for case in sorted(cases, key=lambda case: case.iterations or 0):
+        if costs.rows[case][quantity]:
+            line = lines.setdefault(case.model, {"auto": [[], []], "reference": [[], []]})
+            line[case.impl][0].append(case.iterations)
+            line[case.impl][1].append(costs.column(case, quantity))
+            alone = costs.rows.get(case.alone, {}).get(quantity)
+            line["backbone"] = float(alone) if alone else None
+    return {model: line for model, line in lines.items() if len(line["auto"][0]) > 1}
