@@ -233,7 +233,7 @@ def projected_norm_by_rows(
         BLOCK_C=block_c,
         BLOCK_D=block_d,
         BLOCK_K=min(64, max(16, power_of_two(channels))),
-        num_warps=4,
+        num_warps=PROJECTED[0] * PROJECTED[1] // 2048,  # 64 accumulators a thread
         num_stages=2,
     )
     return out
