@@ -5,10 +5,12 @@
 #
 # Rows that are there already, of this commit and machine, are not measured again, so a run that
 # was cut goes on. Every command is followed by the next one even if it fails; it says so.
-# Run it where `python3 -m capsroute` works; without git, set CAPSROUTE_COMMIT to the commit.
+# Run it where `python3 -m capsroute` works; where git does not, set CAPSROUTE_COMMIT to the commit.
 out=${1:-benchmarks}
-export CAPSROUTE_COMMIT=${CAPSROUTE_COMMIT:-$(git rev-parse HEAD)}
-[ -n "$CAPSROUTE_COMMIT" ] || exit 1
+[ -n "$CAPSROUTE_COMMIT" ] || git rev-parse --verify -q HEAD > /dev/null || {
+    echo "gpu.sh: rows must name a commit: run it in a checkout, or set CAPSROUTE_COMMIT" >&2
+    exit 1
+}
 bench() { python3 -m capsroute bench "$@" --out "$out/gpu.csv" || echo "FAILED: bench $*"; }
 resnet=inverted_resnet_cifar10
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from capsroute.bench import Case, Row, Timing, append_row
-from capsroute.experiments.check import check_numbers
+from capsroute.experiments.check import check_markers
 from capsroute.experiments.costs import (
     MEMORY_COLUMNS,
     cost_figure,
@@ -15,6 +15,7 @@ from capsroute.experiments.costs import (
     step_table,
 )
 from capsroute.experiments.figures import cost
+from capsroute.experiments.report import Measured
 
 MODEL = "inverted_resnet_cifar10"
 NAMES = ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty")
@@ -91,7 +92,7 @@ def timings(tmp_path):
 def test_numbers_in_a_page(timings, tmp_path, text, problem):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\nIt takes <!-- bench: {text} on one H200.\n")
-    found = check_numbers(page, {}, read_costs(timings), tmp_path)
+    found = check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path)
     assert len(found) == (problem is not None)
     assert problem is None or (problem in found[0] and "\n" not in found[0])
 
@@ -99,14 +100,15 @@ def test_numbers_in_a_page(timings, tmp_path, text, problem):
 def test_a_marker_in_backticks_is_an_example(timings, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Write `<!-- bench: cnn_cifar10 train median_ms -->9.9`.")
-    assert check_numbers(page, {}, read_costs(timings), tmp_path) == []
+    assert check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path) == []
 
 
-def test_a_marker_that_begins_a_line_would_break_its_paragraph(timings, tmp_path):
+@pytest.mark.parametrize("start", ["  ", "- ", "> ", "12. * "])
+def test_a_marker_that_begins_a_line_would_break_its_paragraph(timings, tmp_path, start):
     page = tmp_path / "page.md"
-    page.write_text(f"It takes\n  <!-- bench: {MODEL}:2 train median_ms -->2.5 ms.\n")
-    (problem,) = check_numbers(page, {}, read_costs(timings), tmp_path)
-    assert problem == f"{page}, line 2: a marker must not begin a line"
+    page.write_text(f"It takes\n{start}<!-- bench: {MODEL}:2 train median_ms -->2.5 ms.\n")
+    (problem,) = check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path)
+    assert problem == f"{page}, line 2: a marker must not begin a line or an item"
 
 
 def test_no_files_no_rows(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from triton_interpreter_checks import poison_allocations
 
 from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted import first_step, routing_step
+from capsroute.ops.inverted.api import first_step, routing_step
 from capsroute.ops.inverted.norm import Norm, Unfinished
 
 # poses, rows

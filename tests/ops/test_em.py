@@ -77,10 +77,10 @@ def _route(votes, activations, beta_u, beta_a, iterations):
             variance = variance + 5e-4
             mass = 100 * total / (children / parents)
             cost = ((beta_u[j] + variance.sqrt().log()) * mass).sum()
-            temperature = 0.01 * (1 - 0.95 ** (t + 1))
+            sharpness = 0.01 * (1 - 0.95 ** (t + 1))
             means.append(mean)
             variances.append(variance)
-            log_as.append(torch.sigmoid(temperature * (100 * beta_a[j] - cost)).log())
+            log_as.append(torch.sigmoid(sharpness * (100 * beta_a[j] - cost)).log())
         history.append(
             (torch.stack(means), torch.stack(log_as), torch.stack([torch.stack(row) for row in r]))
         )

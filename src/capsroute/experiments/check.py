@@ -3,19 +3,17 @@
 import re
 from pathlib import Path
 
-from capsroute.experiments.costs import Costs, look_up, read_costs
+from capsroute.experiments.costs import look_up
 from capsroute.experiments.evidence import (
     DIVERGED,
     Result,
     find_evidence,
-    read_all,
     read_evidence,
     spread,
 )
 from capsroute.experiments.figures import drawn_from
-from capsroute.experiments.movement import read_movements
 from capsroute.experiments.presets import list_experiments
-from capsroute.experiments.report import FIGURES, Evidence, figures, parameters, results_text
+from capsroute.experiments.report import FIGURES, Measured, figures, parameters, results_text
 from capsroute.models import model_info
 
 NAMED = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit")
@@ -56,17 +54,17 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     problems = [line for folder in find_evidence(results) for line in _check_folder(folder)]
     if problems:  # nothing can be made of broken evidence
         return problems
-    evidence, costs = read_all(results), read_costs(timings)
+    measured = Measured.read(results, timings)
     return [
-        *_check_report(evidence, costs, results, root),
-        *(line for page in _pages(root) for line in check_numbers(page, evidence, costs, results)),
+        *_check_report(measured, root),
+        *(line for page in _pages(root) for line in check_markers(page, measured, results)),
     ]
 
 
 def _check_folder(folder: Path) -> list[str]:
     try:
         result = read_evidence(folder)
-        problems = _check_names(result) + ([] if result.diverged else _check_numbers(result))
+        problems = _check_names(result) + ([] if result.diverged else _check_summary(result))
     except KeyError as error:
         return [f"{folder}: there is no field {error}"]
     except (ValueError, OSError) as error:
@@ -98,7 +96,7 @@ def _check_names(result: Result) -> list[str]:
     return problems
 
 
-def _check_numbers(result: Result) -> list[str]:
+def _check_summary(result: Result) -> list[str]:
     """The summary is what metrics.jsonl says, and the run went to its end."""
     summary, config, metrics = result.summary, result.config, result.metrics
     last = metrics[-1]
@@ -127,12 +125,11 @@ def _check_numbers(result: Result) -> list[str]:
     return problems
 
 
-def _check_report(evidence: Evidence, costs: Costs, results: Path, root: Path) -> list[str]:
+def _check_report(measured: Measured, root: Path) -> list[str]:
     again = "; run `capsroute report`"
-    movements = read_movements(results)
-    drawn = figures(evidence, costs, movements)
+    drawn = figures(measured)
     page = root / "RESULTS.md"
-    text = results_text(evidence, costs, drawn, movements)
+    text = results_text(measured, drawn)
     problems = []
     if not page.is_file() or page.read_text() != text:
         problems.append(f"{page} is not what the results say{again}")
@@ -148,7 +145,7 @@ def _pages(root: Path) -> list[Path]:
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def check_numbers(page: Path, evidence: Evidence, costs: Costs, results: Path) -> list[str]:
+def check_markers(page: Path, measured: Measured, results: Path) -> list[str]:
     """Numbers after a marker are those that were measured, rounded as they are written."""
     text = page.read_text()
     problems = []
@@ -158,15 +155,16 @@ def check_numbers(page: Path, evidence: Evidence, costs: Costs, results: Path) -
         if marker is None:
             problems.append(f"{page}, line {line}: a marker must be {EXAMPLES[start[1]]}")
             continue
-        if not text[: start.start()].rpartition("\n")[2].strip():
+        before = text[: start.start()].rpartition("\n")[2]
+        if re.fullmatch(r"(?:[\s>*+-]|\d+\.)*", before):
             # Markdown takes what begins with a comment for HTML, and ends the paragraph
-            problems.append(f"{page}, line {line}: a marker must not begin a line")
+            problems.append(f"{page}, line {line}: a marker must not begin a line or an item")
         names = marker["subject"], marker["field"], marker["statistic"]
         try:
             value = (
-                costs.number(*names)
+                measured.costs.number(*names)
                 if start[1] == "bench"
-                else _result(*names, evidence=evidence, results=results)
+                else _result(*names, measured=measured, results=results)
             )
             problem = _rounded_otherwise(value, marker["number"])
         except ValueError as error:
@@ -177,12 +175,12 @@ def check_numbers(page: Path, evidence: Evidence, costs: Costs, results: Path) -
 
 
 def _result(
-    subject: str, field: str, statistic: str, *, evidence: Evidence, results: Path
+    subject: str, field: str, statistic: str, *, measured: Measured, results: Path
 ) -> float:
     """A number of results/, or a ValueError of one line."""
     if statistic == "percent":
         return 100 * look_up(results / f"{subject}.json", field)
-    runs = evidence.get(subject, [])
+    runs = measured.evidence.get(subject, [])
     if statistic.startswith("seed"):
         runs = [run for run in runs if run.folder.name == statistic]
         statistic = "mean"

@@ -40,7 +40,7 @@ def pose_movement(
         moved.append(torch.stack([_steps(layer) for layer in routing.poses]) * len(images))
         scores = [model.classifier(poses) for poses in routing.poses[-1]]
         right.append(torch.stack([correct(model, each, targets).sum() for each in scores]))
-        squares = [[_squares(each) for each in layer] for layer in routing.coefficients]
+        squares = [[mean_squares(each) for each in layer] for layer in routing.coefficients]
         uneven.append(torch.tensor(squares, dtype=torch.float64) * len(images))
         count += len(images)
     movement = torch.stack(moved).sum(0) / count
@@ -54,7 +54,7 @@ def pose_movement(
     }
 
 
-def _squares(coefficients: Tensor) -> float:
+def mean_squares(coefficients: Tensor) -> float:
     """The mean of (M r − 1)²; coefficients are (…, M)."""
     return (coefficients.shape[-1] * coefficients - 1.0).square().mean().item()
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from capsroute.experiments.evidence import Result, Spread, counted, read_all, sp
 from capsroute.experiments.figures import Figure, convergence, cost, iterations, settling
 from capsroute.experiments.movement import SHOWN, read_movements
 from capsroute.experiments.presets import preset
+from capsroute.experiments.sharpness import read_sharper
 from capsroute.experiments.tables import ITERATIONS, ROUTINGS, Row, Table, all_tables
 from capsroute.files import write_whole
 from capsroute.models import create_model
@@ -51,13 +52,24 @@ compares the two. Do not edit.
 """
 
 
-def results_text(
-    evidence: Evidence,
-    costs: Costs,
-    figures: Sequence[Figure],
-    movements: Mapping[str, dict[str, Any]],
-) -> str:
+class Measured(NamedTuple):
+    """All that the report is made from."""
+
+    evidence: Evidence
+    costs: Costs
+    movements: Mapping[str, dict[str, Any]]
+    sharper: Mapping[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, results: Path, timings: Path) -> "Measured":
+        return cls(
+            read_all(results), read_costs(timings), read_movements(results), read_sharper(results)
+        )
+
+
+def results_text(measured: Measured, figures: Sequence[Figure]) -> str:
     """RESULTS.md."""
+    evidence, costs, movements, sharper = measured
     drawn = {figure.name: figure for figure in figures}
     sections = [INTRODUCTION, _progress(evidence)]
     for table in all_tables():
@@ -65,7 +77,8 @@ def results_text(
         names = [f"convergence_{table.key}", table.key]
         section += [_picture(drawn[name]) for name in names if name in drawn]
         sections.append("\n\n".join(section))
-    sections += [_costs(costs, drawn), _memory(costs), _settling(movements, drawn)]
+    sections += [_costs(costs, drawn), _memory(costs)]
+    sections += [_settling(movements, drawn), _sharper(sharper)]
     sections += [_left_out(evidence), _runs(evidence)]
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
 
@@ -126,6 +139,28 @@ def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figur
     )
     section = ["## Does the routing settle?", text, _markdown(headings, rows)]
     return "\n\n".join([*section, _picture(drawn["settling"])])
+
+
+def _sharper(sharper: Mapping[str, dict[str, Any]]) -> str:
+    if not sharper:
+        return ""
+    factors = next(iter(sharper.values()))["factors"]
+    headings = ["model", "images", "transforms", "gains", *(f"× {factor:,}" for factor in factors)]
+    rows = []
+    for name, found in sharper.items():
+        sizes = [", ".join(f"{x:.2g}" for x in found[key]) for key in ("transforms", "gains")]
+        pairs = zip(found["accuracy"], found["unevenness"], strict=True)
+        rows.append(
+            [name, f"{found['images']:,}", *sizes, *(f"{a:.1f} ({u:.2g})" for a, u in pairs)]
+        )
+    text = (
+        "Trained models, every agreement scaled up by a factor, nothing else changed: the accuracy "
+        "and, in brackets, the unevenness of the class layer (`tools/sharper_routing.py`). "
+        "Transforms: how large those of each routed layer are beside their initial scale; gains: "
+        "LayerNorm's, of the primary capsules and of each routed layer (root mean squares, 1 at "
+        "first). A vote is as large as a transform times the gain below it."
+    )
+    return "\n\n".join(["## Would sharper routing help?", text, _markdown(headings, rows)])
 
 
 def _progress(evidence: Evidence) -> str:
@@ -232,10 +267,9 @@ def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def figures(
-    evidence: Evidence, costs: Costs, movements: Mapping[str, dict[str, Any]]
-) -> list[Figure]:
+def figures(measured: Measured) -> list[Figure]:
     """What there are numbers for."""
+    evidence, costs, movements, _ = measured
     found = []
     for table in all_tables():
         if panels := _panels(table, evidence):
@@ -291,9 +325,9 @@ def _iteration_lines(evidence: Evidence) -> dict[str, dict[str, Any]]:
 
 def write_report(results: Path, out: Path, timings: Path) -> list[Path]:
     """RESULTS.md, and figures under `out`; returns what was written."""
-    evidence, costs, movements = read_all(results), read_costs(timings), read_movements(results)
-    drawn = figures(evidence, costs, movements)
+    measured = Measured.read(results, timings)
+    drawn = figures(measured)
     written = [figure.write(out / FIGURES) for figure in drawn]
     path = out / "RESULTS.md"
-    write_whole(path, results_text(evidence, costs, drawn, movements).encode())
+    write_whole(path, results_text(measured, drawn).encode())
     return [path, *written]

@@ -16,7 +16,7 @@ from capsroute.layers.inverted import ConvCaps, InvertedCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.ops.inverted.activations import activated_routing_step
 
-INVERSE_TEMPERATURE = 0.01
+SHARPNESS = 0.01
 
 
 class ActivatedCapsules(NamedTuple):
@@ -69,7 +69,7 @@ class _Activated(InvertedCaps):
             self.beta_a,
             stride=stride,
             scale=self.scale,
-            temperature=INVERSE_TEMPERATURE,
+            sharpness=SHARPNESS,
             return_coefficients=return_coefficients,
         )
         capsules = ActivatedCapsules(self.norm(result.poses), result.log_activations)

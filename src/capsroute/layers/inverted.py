@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted import first_step, routing_step
+from capsroute.ops.inverted.api import first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
@@ -76,10 +76,14 @@ class InvertedCaps(nn.Module):
             self.initial = nn.Parameter(torch.zeros(self.out_capsules, out_pose_dim))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
+    @property
+    def initial_std(self) -> float:
         """The authors' initial scale: √(out / (a · in · k²)), a the inner size of the product."""
         *window, n_in, n_out, a, _ = self.weight.shape
-        nn.init.normal_(self.weight, std=math.sqrt(n_out / (a * n_in * math.prod(window))))
+        return math.sqrt(n_out / (a * n_in * math.prod(window)))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.initial_std)
 
     def first_parents(self, children: Tensor, size: tuple[int, ...]) -> Tensor | None:
         """Poses before the first iteration; None stands for zeros, which cost nothing."""

@@ -1,5 +1,7 @@
 """From feature maps to the first capsules."""
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor, nn
 
@@ -49,21 +51,33 @@ class PrimaryCaps(nn.Module):
         if normalization == "layer":
             self.norm = PoseNorm(pose_dim)
 
-    def forward(self, features: Tensor) -> Tensor:
-        poses = self._poses(features)
-        return self.norm(poses) if self.normalization == "layer" else squash(poses)
+    @overload
+    def forward(self, features: Tensor, *, finish: Literal[True] = ...) -> Tensor: ...
 
-    def unfinished(self, features: Tensor) -> Unfinished:
-        """The same with LayerNorm left to the first iteration above.
+    @overload
+    def forward(self, features: Tensor, *, finish: Literal[False]) -> Tensor | Unfinished: ...
 
-        Without gradients on a GPU a 1×1 convolution is left to it, too.
+    def forward(self, features: Tensor, *, finish: bool = True) -> Tensor | Unfinished:
+        """`finish=False` leaves LayerNorm to the first iteration above, as a `CapsuleStack` may.
+
+        On a GPU, in 16 bits and without gradients a 1×1 convolution is left to it, too.
         """
-        conv = self.conv
-        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
-        if not pointwise or torch.is_grad_enabled() or not features.is_cuda:
+        if finish or self.normalization == "squash":
+            poses = self._poses(features)
+            return self.norm(poses) if self.normalization == "layer" else squash(poses)
+        if not self._can_wait(features):
             return Unfinished(self._poses(features), self.norm.learned())
-        projection = conv.weight.view(self.capsules, self.pose_dim, -1)
+        projection = self.conv.weight.view(self.capsules, self.pose_dim, -1)
         return Unfinished(features.permute(0, 2, 3, 1), self.norm.learned(), projection)
+
+    def _can_wait(self, features: Tensor) -> bool:
+        """Whether a kernel may make the poses out of the features."""
+        conv, dtype = self.conv, features.dtype
+        if torch.is_autocast_enabled(features.device.type):
+            dtype = torch.get_autocast_dtype(features.device.type)
+        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
+        wanted = features.is_cuda and dtype.itemsize == 2 and not torch.is_grad_enabled()
+        return pointwise and wanted
 
     def _poses(self, features: Tensor) -> Tensor:
         # channels last, so that the poses come out contiguous: LayerNorm would copy them otherwise

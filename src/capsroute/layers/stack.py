@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from capsroute.layers.inverted import InvertedCaps
 from capsroute.ops import schedule as schedules
 from capsroute.ops.inverted.norm import Unfinished
 
@@ -44,12 +45,15 @@ class CapsuleStack(nn.Module):
 
     def forward(self, primary: Any) -> Any:
         """Primary capsules may be `Unfinished`: left to the first layer if it reads them once."""
-        if isinstance(primary, Unfinished) and not self._reads_primary_once():
+        if isinstance(primary, Unfinished) and not self._can_finish():
             primary = primary.finished()
         run = getattr(schedules, self.schedule)
         return run(list(self.layers), primary, self.iterations)[-1]
 
-    def _reads_primary_once(self) -> bool:
+    def _can_finish(self) -> bool:
+        """Whether the first layer knows how, and reads its children once."""
+        if not isinstance(self.layers[0], InvertedCaps):
+            return False
         if self.schedule == "sequential":
             return self.iterations == 1
         return schedules.light_cone(self.iterations, len(self.layers))[0] == 1

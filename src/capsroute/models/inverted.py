@@ -118,7 +118,7 @@ class InvertedCapsNet(CapsuleClassifier):
         features = self.backbone(images)
         if isinstance(self.primary, ActivatedPrimaryCaps):
             return self.classifier(self._poses(self.capsules(self.primary(features))))
-        return self.classifier(self.capsules(self.primary.unfinished(features)))
+        return self.classifier(self.capsules(self.primary(features, finish=False)))
 
     def route(self, images: Tensor) -> Routing:
         primary = self.primary(self.backbone(self.prepare(images)))

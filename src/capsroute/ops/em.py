@@ -59,8 +59,6 @@ from capsroute.ops.vote_tiles import (
     weighted_moments,
 )
 
-SHARPNESS = 100.0  # what the inverse temperature is multiplied by, mass being about 1
-
 
 class EMIteration(NamedTuple):
     """The state after one iteration of one layer."""
@@ -125,9 +123,9 @@ def em_routing_history(
     return _iterate(poses, log_activations, weight, beta_u, beta_a, iterations, stride, keep=True)
 
 
-def inverse_temperature(iteration: int) -> float:
-    """λ of an iteration counted from 0: activations are decided more sharply as routing goes on."""
-    return 0.01 * (1.0 - 0.95 ** (iteration + 1))
+def sharpness(iteration: int) -> float:
+    """100 λ of an iteration counted from 0: activations are decided ever more sharply."""
+    return 100.0 * (0.01 * (1.0 - 0.95 ** (iteration + 1)))
 
 
 def _iterate(
@@ -179,8 +177,8 @@ def _expectation_maximisation(
         step = _tile_step(mean, variance, log_a)
         moments, r = accumulate(step, tiles, keep)
         mean, variance = mean_and_variance(moments, centre=mean)
-        sharpness = SHARPNESS * inverse_temperature(iteration)
-        log_a = log_activation(moments.mass / children_each, variance, beta_u, beta_a, sharpness)
+        mass = moments.mass / children_each
+        log_a = log_activation(mass, variance, beta_u, beta_a, sharpness(iteration))
         states.append((mean, log_a, r))
     return states if keep else states[-1:]
 

@@ -66,7 +66,7 @@ def activated_routing_step(
     *,
     stride: int = 1,
     scale: float | None = None,
-    temperature: float,
+    sharpness: float,
     return_coefficients: bool = False,
 ) -> ActivatedStep:
     """One step of ablation C; see the module for the procedure.
@@ -84,7 +84,7 @@ def activated_routing_step(
         beta_u, beta_a: (out,) each.
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given.
-        temperature: EM's λ, an *inverse* temperature.
+        sharpness: EM's λ, an inverse temperature.
         return_coefficients: also return r.
 
     Returns:
@@ -115,7 +115,7 @@ def activated_routing_step(
         moments, r = accumulate(step, split_tiles(seen), return_coefficients)
         poses = moments.first + moments.mass[:, None, None] * centre
         _, variance = mean_and_variance(moments, centre)
-        log_activations = log_activation(moments.mass, variance, beta_u, beta_a, temperature)
+        log_activations = log_activation(moments.mass, variance, beta_u, beta_a, sharpness)
     result = ActivatedStep(
         by_capsule(poses, size),
         log_activations.t().unflatten(0, size),

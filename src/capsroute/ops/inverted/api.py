@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
@@ -78,20 +79,20 @@ def routing_step(
     Returns:
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
-    linear = _check_shapes(children, weight, parents, stride)
+    _check_dtypes(children=children, weight=weight, parents=parents)
+    linear = _check_shapes(
+        children.shape, weight.shape, None if parents is None else parents.shape, stride
+    )
     if linear:  # a convolution whose image is one pixel
         children, weight = children[:, None, None], weight[None, None]
         parents = None if parents is None else parents[:, None, None]
-    if scale is None:
-        scale = 1.0 / math.sqrt(_pose_size(children, weight))
-    device = children.device.type
-    if torch.is_autocast_enabled(device) and children.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    if scale is None:  # a parent's pose: rows of the child's times columns of the transform
+        scale = 1.0 / math.sqrt(children.shape[-1] // weight.shape[-2] * weight.shape[-1])
+    if (dtype := _autocast_dtype(children)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
-        parents = None if parents is None else parents.to(dtype)
     if parents is not None and parents.dtype != children.dtype:
         parents = parents.to(children.dtype)
-    with torch.autocast(device, enabled=False):  # implementations choose their own precision
+    with _own_precision(children):
         poses, coefficients = _dispatch(
             impl, children, weight, parents, stride, scale, return_coefficients
         )
@@ -112,23 +113,45 @@ def first_step(
     But for rounding the same as finishing them before. A first iteration has to move its children
     anyway, so on CUDA one kernel does both.
     """
-    device = weight.device.type
-    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    linear = weight.ndim == 4
+    shape = children.shape
+    _check_dtypes(children=children.source, weight=weight)
+    _check_shapes(
+        (shape[0], shape[1:4].numel(), shape[4]) if linear else shape, weight.shape, None, stride
+    )
+    if children.norm.weight.shape != shape[-1:]:
+        raise ValueError(
+            f"`children` must have a norm over poses of {shape[-1]} elements, "
+            f"got one over {children.norm.weight.numel()}"
+        )
+    if (dtype := _autocast_dtype(children.source)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
-    with torch.autocast(device, enabled=False):
+    with _own_precision(children.source):
         if not _finishes(impl, children):
             poses = children.finished()
-            poses = poses.flatten(1, -2) if weight.ndim == 4 else poses
+            poses = poses.flatten(1, -2) if linear else poses
             return routing_step(poses, weight, stride=stride, impl=impl)
         from capsroute.ops.inverted import tiled
         from capsroute.ops.inverted.triton.norm import finished_by_rows
 
-        x = finished_by_rows(children, children.norm.weight.numel() // weight.shape[-2])
-        if weight.ndim == 6:
+        x = finished_by_rows(children, shape[-1] // weight.shape[-2])
+        if not linear:
             return tiled.uniform_step(x, weight, stride)
         x = x.flatten(2, 4)[:, :, None, None]  # a linear layer sees the image as one position
         return tiled.uniform_step(x, weight[None, None], stride)[:, 0, 0]
+
+
+def _autocast_dtype(children: Tensor) -> torch.dtype | None:
+    """What everything is cast to, if autocast is on."""
+    device = children.device.type
+    if not torch.is_autocast_enabled(device) or children.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _own_precision(children: Tensor) -> torch.autocast:
+    """Implementations choose theirs."""
+    return torch.autocast(children.device.type, enabled=False)
 
 
 def _finishes(impl: str, children: Unfinished) -> bool:
@@ -212,35 +235,31 @@ def _triton(
     return triton.routing_step(children, weight, parents, stride=stride, scale=scale), None
 
 
-def _pose_size(children: Tensor, weight: Tensor) -> int:
-    """Elements of a parent's pose: rows of the child's pose times columns of the transform."""
-    return children.shape[-1] // weight.shape[-2] * weight.shape[-1]
-
-
-def _check_shapes(children: Tensor, weight: Tensor, parents: Tensor | None, stride: int) -> bool:
-    """Raise a one-line error for shapes that do not fit; return whether the layer is linear."""
-    tensors = {"children": children, "weight": weight}
-    if parents is not None:
-        tensors["parents"] = parents
+def _check_dtypes(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
+        if tensor is not None and not tensor.is_floating_point():
             raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
-    linear = children.ndim == 3
-    if children.ndim not in (3, 5):
+
+
+def _check_shapes(
+    children: Sequence[int], weight: Sequence[int], parents: Sequence[int] | None, stride: int
+) -> bool:
+    """Raise a one-line error for shapes that do not fit; return whether the layer is linear."""
+    linear = len(children) == 3
+    if len(children) not in (3, 5):
         raise ValueError(
-            "`children` must have shape (B, H, W, in, d) or (B, in, d), "
-            f"got {tuple(children.shape)}"
+            f"`children` must have shape (B, H, W, in, d) or (B, in, d), got {tuple(children)}"
         )
-    if weight.ndim != (4 if linear else 6):
+    if len(weight) != (4 if linear else 6):
         expected = "(in, out, a, b)" if linear else "(k, k, in, out, a, b)"
         raise ValueError(
-            f"`weight` must have shape {expected} for these children, got {tuple(weight.shape)}"
+            f"`weight` must have shape {expected} for these children, got {tuple(weight)}"
         )
-    n_in, n_out, a, b = weight.shape[-4:]
-    d = children.shape[-1]
-    if children.shape[-2] != n_in:
+    n_in, n_out, a, b = weight[-4:]
+    d = children[-1]
+    if children[-2] != n_in:
         raise ValueError(
-            f"`children` must have {n_in} capsules to fit `weight`, got {children.shape[-2]}"
+            f"`children` must have {n_in} capsules to fit `weight`, got {children[-2]}"
         )
     if not (a == d or (a == b and a * b == d)):
         raise ValueError(
@@ -254,17 +273,15 @@ def _check_shapes(children: Tensor, weight: Tensor, parents: Tensor | None, stri
         if stride != 1:
             raise ValueError(f"`stride` must be 1 for a linear layer, got {stride}")
     else:
-        k = weight.shape[0]
-        height, width = children.shape[1:3]
-        if weight.shape[1] != k or k > min(height, width):
+        k = weight[0]
+        height, width = children[1:3]
+        if weight[1] != k or k > min(height, width):
             raise ValueError(
                 f"`weight` must have a square kernel within the {height}×{width} children, "
-                f"got {k}×{weight.shape[1]}"
+                f"got {k}×{weight[1]}"
             )
         size = ((height - k) // stride + 1, (width - k) // stride + 1)
-    expected_parents = (children.shape[0], *size, n_out, _pose_size(children, weight))
-    if parents is not None and parents.shape != expected_parents:
-        raise ValueError(
-            f"`parents` must have shape {expected_parents}, got {tuple(parents.shape)}"
-        )
+    expected_parents = (children[0], *size, n_out, d // a * b)
+    if parents is not None and tuple(parents) != expected_parents:
+        raise ValueError(f"`parents` must have shape {expected_parents}, got {tuple(parents)}")
     return linear

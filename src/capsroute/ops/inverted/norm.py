@@ -33,8 +33,15 @@ class Unfinished(NamedTuple):
     norm: Norm
     projection: Tensor | None = None  # (capsules, d, C)
 
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H, W, capsules, d), of what `finished` returns."""
+        if self.projection is None:
+            return self.source.shape
+        return self.source.shape[:-1] + self.projection.shape[:2]
+
     def poses(self) -> Tensor:
-        """(B, H, W, capsules, d), not normalised."""
+        """Not normalised."""
         if self.projection is None:
             return self.source
         channels = F.linear(self.source, self.projection.flatten(0, 1))

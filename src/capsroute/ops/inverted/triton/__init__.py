@@ -48,11 +48,9 @@ def avoided(children: Tensor, weight: Tensor) -> str | None:
 
 def can_finish(children: Unfinished) -> bool:
     """Whether a kernel can do what these capsules lack, on their way into a first iteration."""
-    source, projection = children.source, children.projection
-    poses = source.numel()
-    if projection is not None:
-        poses = source.shape[:-1].numel() * projection.shape[:2].numel()
-    fits = source.dtype in DTYPES and 0 < max(poses, source.numel()) < LARGEST_INDEX
+    source = children.source
+    largest = max(children.shape.numel(), source.numel())
+    fits = source.dtype in DTYPES and 0 < largest < LARGEST_INDEX
     return fits and _missing(source.device.type, source.device.index) is None
 
 
