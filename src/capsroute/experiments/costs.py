@@ -60,7 +60,7 @@ class Costs:
         return float(value)
 
     def ratio(self, case: Case, base: Case) -> float:
-        """How many times as long `case` takes, if one machine and commit did both: or a ValueError."""
+        """How many times as long `case` takes; a ValueError unless both are of one place."""
         longer, shorter = (self.column(each, "median_ms") for each in (case, base))
         if _place(self.rows[case]) != _place(self.rows[base]):
             raise ValueError(f"{case}, and {base}, are of different code or machines")
