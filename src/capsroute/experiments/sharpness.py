@@ -1,7 +1,7 @@
 """Would a trained model be better if it routed more decidedly? And what training made of the votes.
 
 LayerNorm undoes any scale of the votes, so all that the scale decides is how decided the routing
-is. The agreement of a trained model is scaled up, and the model measured again.
+is. The agreement of a trained model is scaled, and the model measured again.
 """
 
 import json
@@ -20,7 +20,7 @@ from capsroute.models.inverted import InvertedCapsNet
 from capsroute.train.metrics import correct
 
 FOLDER = "sharper_routing"  # under results/
-FACTORS = (1, 10, 30, 100, 300, 1000)
+FACTORS = (0, 0.1, 1, 10, 100, 1000)  # 0: every parent gets the same share
 
 
 @torch.no_grad()
