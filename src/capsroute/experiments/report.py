@@ -154,8 +154,8 @@ def _sharper(sharper: Mapping[str, dict[str, Any]]) -> str:
             [name, f"{found['images']:,}", *sizes, *(f"{a:.1f} ({u:.2g})" for a, u in pairs)]
         )
     text = (
-        "Trained models, every agreement scaled by a factor (0: even shares), nothing else changed: the "
-        "accuracy and, in brackets, the unevenness of the class layer "
+        "Trained models, every agreement scaled by a factor (0: even shares), nothing else "
+        "changed: the accuracy and, in brackets, the unevenness of the class layer "
         "(`tools/sharper_routing.py`). "
         "Transforms: how large those of each routed layer are beside their initial scale; gains: "
         "LayerNorm's, of the primary capsules and of each routed layer (root mean squares, 1 at "
