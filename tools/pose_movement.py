@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
+from capsroute.devices import choose_device
 from capsroute.experiments.movement import FOLDER, pose_movement
 from capsroute.files import write_whole
 from capsroute.inference import Predictor
 from capsroute.models import model_info
+from capsroute.models.inverted import InvertedCapsNet
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train.distributed import choose_device
 from capsroute.train.provenance import device_name, versions
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -32,6 +33,8 @@ def measure(options: argparse.Namespace, initial: str) -> Path:
     described = read_metadata(weights)
     device = choose_device(options.device)
     model = load_model(weights, iterations=options.iterations, initial_poses=initial).to(device)
+    if not isinstance(model, InvertedCapsNet):
+        raise SystemExit(f"`model` must route by inverted attention, got {model.name}")
     test = load_dataset(model_info(model.name).dataset, root=options.data_root).test.to(device)
     batches = EvalBatches(test, BATCH)
     some = (batch for batch, _ in zip(batches, range(options.images // BATCH), strict=False))

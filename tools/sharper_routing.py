@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
+from capsroute.devices import choose_device
 from capsroute.experiments.sharpness import FOLDER, sharper_routing, vote_scales
 from capsroute.files import write_whole
 from capsroute.inference import Predictor
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train.distributed import choose_device
 from capsroute.train.provenance import device_name, versions
 
 RESULTS = Path(__file__).parents[1] / "results"

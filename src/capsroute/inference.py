@@ -22,13 +22,12 @@ from torch import Tensor
 
 from capsroute.data.image_folder import to_mode
 from capsroute.devices import choose_device
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import THRESHOLD, ImageClassifier
 from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.registry import list_models
 from capsroute.models.weights import load_model
 
 EXPORTED = (".onnx", ".pt2")
-THRESHOLD = 0.5  # of a multi-label answer, as in training and evaluation
 BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light
 
 

@@ -60,9 +60,9 @@ def test_show_a_folder_and_what_was_skipped(run, pets):
 def test_captions(monkeypatch, run, pets):
     seen = []
 
-    def note(images, labels, path):
+    def note(images, labels):
         seen.append(labels)
-        return sheet(images, labels, path)
+        return sheet(images, labels)
 
     module = sys.modules["capsroute.cli.data"]
     sheet = module.contact_sheet
@@ -142,7 +142,7 @@ def test_help(run):
     ("arguments", "message"),
     [
         (("shwo",), "no command `data shwo`; did you mean 'show'?"),
-        (("show", "diverse_multimnst"), "did you mean `diverse_multimnist`?"),
+        (("show", "diverse_multimnst"), "did you mean 'diverse_multimnist'?"),
         (("show", "./nowhere"), "no such folder"),
         (("show", "cifar10"), "capsroute data download cifar10"),
         (("show",), "NAME"),
@@ -150,9 +150,9 @@ def test_help(run):
         (("show", "mnist", "--out", "sheet.jpg"), "ends in .png, got sheet.jpg"),
         (("show", "mnist", "--split", "tset"), "--split"),
         (("show", "mnist", "--image-size", "12"), "mnist has 28×28 images"),
-        (("download", "cifar1"), "did you mean `cifar10`?"),
+        (("download", "cifar1"), "did you mean 'cifar10'?"),
         (("download", "mnist"), "inside the package"),
-        (("verify", "cifar1"), "did you mean `cifar10`?"),
+        (("verify", "cifar1"), "did you mean 'cifar10'?"),
     ],
 )
 def test_mistakes(run, arguments, message):

@@ -188,7 +188,7 @@ def test_classes_of_other_names(run, tmp_path, pets):
         (("digits",), "digits holds no model.safetensors"),
         (("digits/train-images-idx3-ubyte",), "must be a whole safetensors file"),
         (("runs/mine", "--data", "./gone"), "no such folder"),
-        (("runs/mine", "--data", "cifr10"), "did you mean `cifar10`?"),
+        (("runs/mine", "--data", "cifr10"), "did you mean 'cifar10'?"),
         (("runs/mine", "--rotate", "0"), "`--rotate` must be above 0"),
         (("runs/mine", "--shift", "28"), "`--shift` must be between 1 and 27"),
         (("runs/mine", "--batch-size", "0"), "`--batch-size` must be at least 1"),

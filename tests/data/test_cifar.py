@@ -188,5 +188,5 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 
 def test_unknown_name(tmp_path):
-    with pytest.raises(DataError, match="did you mean `cifar100`"):
+    with pytest.raises(DataError, match="did you mean 'cifar100'"):
         load_cifar("cifar1000", tmp_path)

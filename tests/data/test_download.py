@@ -236,7 +236,7 @@ def test_fashion_mnist_is_single_files(monkeypatch, server, tmp_path):
 def test_names(tmp_path):
     with pytest.raises(DataError, match="`mnist` needs no download"):
         download("mnist", tmp_path)
-    with pytest.raises(DataError, match="did you mean `cifar10`"):
+    with pytest.raises(DataError, match="did you mean 'cifar10'"):
         download("cifr10", tmp_path)
     with pytest.raises(DataError, match="no digests are known for `imagenet`"):
         verify("imagenet", tmp_path)

@@ -112,6 +112,19 @@ def test_explaining_leaves_the_model_alone():
     assert not model.training
 
 
+def test_a_model_in_training_mode_is_explained_as_it_will_predict():
+    """The mode that `create_model` leaves a model in; of this one, BatchNorm minds."""
+    model, image = example("em")
+    expected = explain(model, image, [0])
+    model.train()
+    model.capsules.eval()  # frozen, as in fine-tuning
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert explain(model, image, [0]).as_dict() == expected.as_dict()
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_which_layers_routed():
     """Two iterations: only the class layer's second one reaches the scores."""
     model, image = example("inverted", iterations=2)

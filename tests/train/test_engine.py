@@ -218,11 +218,24 @@ class TestFolders:
         mixed = dataclasses.replace(config, data=dataclasses.replace(config.data, cutmix=0.5))
         self.refused(mixed, out, "`cutmix` is 0.0 there and 0.5 here")
 
-    def test_a_folder_in_use(self, config, tmp_path):
+    @pytest.mark.parametrize("seed", [0, 3])  # the same run, and another
+    def test_a_folder_in_use(self, config, tmp_path, with_changes, seed):
         folder = RunFolder(tmp_path / "run")
         folder.claim(config)
-        self.refused(config, tmp_path / "run", "that no other process is running")
+        self.refused(with_changes(seed=seed), tmp_path / "run", "that no other process is running")
         folder.release()
+
+    def test_a_folder_that_another_run_took_after_it_was_looked_at(
+        self, config, tmp_path, with_changes
+    ):
+        late, out = with_changes(seed=3), tmp_path / "run"
+        folder = RunFolder(out)
+        folder.check(late)
+        run(config, out)
+        with pytest.raises(ValueError, match="another run: `seed` is 0 there and 3 here"):
+            folder.claim(late)
+        folder.release()
+        assert load_config(out / "config.json") == config
 
     def test_a_folder_whose_run_never_began_is_free(self, config, tmp_path, with_changes):
         folder = RunFolder(tmp_path / "run")

@@ -14,9 +14,9 @@ from capsroute.bench.cases import Case, plan_cases
 from capsroute.bench.check import agrees_with_reference
 from capsroute.bench.rows import Row, append_row, find_row, read_rows
 from capsroute.bench.timing import time_case
-from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import UsageError, one_line, parse
-from capsroute.train.distributed import choose_device
+from capsroute.cli.errors import UsageError, one_line
+from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.devices import choose_device
 from capsroute.train.provenance import device_name, versions
 
 DEFAULT = ("inverted_resnet_cifar10:1,2,4",)

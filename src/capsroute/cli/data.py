@@ -1,12 +1,11 @@
 """`capsroute data`"""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 from rich.console import Console
@@ -22,7 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from torch import Tensor
 
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.errors import UsageError
+from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.data import (
     Dataset,
     MissingDataError,
@@ -37,6 +37,7 @@ from capsroute.data import (
 from capsroute.data.cifar import find
 from capsroute.data.download import IN_THE_PACKAGE, mnist_folder
 from capsroute.data.mnist import find_idx
+from capsroute.files import write_whole
 from capsroute.nearest import nearest
 
 OVERVIEW = """\
@@ -60,15 +61,6 @@ For example:
 in ~/.cache/capsroute, unless --root is given."""
 
 MOST_SHOWN = 2500
-
-FLAGS = (tyro.conf.FlagCreatePairsOff,)
-"""For `parse`: `--strict` without a `--no-strict` beside it."""
-
-
-def optional(metavar: str) -> Any:
-    """An option that is None unless given; its help says what that means."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
 
 Root = Annotated[Path | None, optional("DIR")]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -125,11 +117,7 @@ def _show(arguments: list[str]) -> None:
     )
     images, targets = batches.render(batches.plan(0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        contact_sheet(images, captions(dataset, targets), temporary).replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, contact_sheet(images, captions(dataset, targets)))
     height, width = dataset.image_size
     print(
         f"{path}: {len(images)} {options.split} images of {dataset.name} "

@@ -3,8 +3,7 @@
 import difflib
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,13 +11,13 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from capsroute.cli.data import FLAGS, optional, report_skipped
-from capsroute.cli.errors import as_typed
+from capsroute.cli.data import report_skipped
+from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.outputs import folder_to_write_to
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.cli.progress import progress_bars
 from capsroute.data import Dataset, MissingDataError, Split, list_datasets, load_dataset
 from capsroute.data.mnist import find_idx
 from capsroute.devices import choose_device
@@ -27,6 +26,7 @@ from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.weights import load_model
+from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config
 from capsroute.train.evaluation import (
@@ -39,7 +39,6 @@ from capsroute.train.evaluation import (
     finite,
     robustness,
 )
-from capsroute.train.evaluation import Progress as Listener
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -273,16 +272,6 @@ def _choose_split(dataset: Dataset, name: str) -> Split:
     return finite(split)
 
 
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """On stderr, so that stdout holds results alone; nothing where that is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        yield bar
-
-
 def _measure(
     model: ImageClassifier, split: Split, options: Options, dtype: str, crop: int | None
 ) -> tuple[Evaluation, list[Point]]:
@@ -290,10 +279,10 @@ def _measure(
     with as_typed(device="--device"):
         device = choose_device(options.device)
     settings: dict[str, Any] = {"batch_size": size, "device": device, "dtype": dtype, "crop": crop}
-    with _bar() as bar:
+    with progress_bars() as begin:
         try:
-            evaluation = evaluate(model, split, progress=_task(bar, "evaluating"), **settings)
-            return evaluation, _robustness(model, split, options, evaluation, settings, bar)
+            evaluation = evaluate(model, split, progress=begin("evaluating"), **settings)
+            return evaluation, _robustness(model, split, options, evaluation, settings, begin)
         except torch.OutOfMemoryError:
             raise UsageError(
                 f"`--batch-size` must be smaller than {size}: {device} is out of memory"
@@ -306,25 +295,20 @@ def _robustness(
     options: Options,
     evaluation: Evaluation,
     settings: dict[str, Any],
-    bar: Progress,
+    begin: Callable[[str], Progress],
 ) -> list[Point]:
     points: list[Point] = []
     if options.rotate:
         angles = angles_up_to(options.rotate)
         points.append(Point("rotation", 0, evaluation.accuracy))
-        listen = _task(bar, "turned images")
+        listen = begin("turned images")
         points += robustness(model, split, degrees=angles, progress=listen, **settings)
     if options.shift:
         shifts = shifts_up_to(options.shift)
         points.append(Point("shift", 0, evaluation.accuracy))
-        listen = _task(bar, "shifted images")
+        listen = begin("shifted images")
         points += robustness(model, split, shifts=shifts, progress=listen, **settings)
     return points
-
-
-def _task(bar: Progress, description: str) -> Listener:
-    task = bar.add_task(description, total=None)
-    return lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def angles_up_to(largest: float) -> list[float]:

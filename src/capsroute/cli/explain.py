@@ -3,26 +3,22 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.errors import as_typed
+from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.inputs import STDIN, Broken, from_file, from_stdin, load_predictor, read_image
 from capsroute.cli.outputs import file_to_write, folder_to_write_to
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.cli.progress import progress_bars
 from capsroute.data.diverse_multimnist import CANVAS
 from capsroute.explain import DEFAULT_MAP, MAPS, Explanation, draw_explanation, page
 from capsroute.explain import explain as explain_image
-from capsroute.explain.separation import Progress as Listener
 from capsroute.explain.separation import Separation, measure_separation, two_digit_images
 from capsroute.explain.trace import check_explainable
 from capsroute.files import write_whole
@@ -153,8 +149,8 @@ def _measure(
     out = None if options.out is None else file_to_write(options.out)
     with as_typed(count="--separation"):
         pairs = two_digit_images(options.separation, split=options.split)
-    with _bar() as listen:
-        separations, right = measure_separation(model, pairs, listen)
+    with progress_bars() as begin:
+        separations, right = measure_separation(model, pairs, begin("measuring"))
     _print_separation(separations)
     if out is None:
         return
@@ -190,14 +186,3 @@ def _print_separation(separations: dict[str, Separation]) -> None:
         right = "–" if value.share_where_right is None else f"{value.share_where_right:.4f}"
         table.add_row(name, f"{value.share:.4f}", f"{value.error:.4f}", right)
     Console(highlight=False).print(table)
-
-
-@contextmanager
-def _bar() -> Iterator[Listener]:
-    """On stderr; nothing where that is not a terminal."""
-    console = Console(stderr=True)
-    columns: Any = (TextColumn("measuring"), BarColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

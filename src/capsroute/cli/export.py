@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.errors import as_typed
+from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.inputs import load_predictor
 from capsroute.cli.outputs import file_to_write
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.export import FORMATS, export_model
 from capsroute.train.checkpoint import RunFolder
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 import capsroute
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.errors import UsageError
+from capsroute.cli.parsing import parse
 from capsroute.models import model_info
 from capsroute.models.base import as_size
 from capsroute.models.describe import describe

@@ -13,6 +13,13 @@ import tyro
 from capsroute.cli.errors import UsageError, one_line
 
 Parsed = TypeVar("Parsed")
+FLAGS = (tyro.conf.FlagCreatePairsOff,)
+"""For `parse`: `--strict` without a `--no-strict` beside it."""
+
+
+def optional(metavar: str) -> Any:
+    """An option that is None unless given; its help says what that means."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any) -> Parsed:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +16,11 @@ import tyro
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from capsroute.cli.data import FLAGS, optional
+from capsroute.cli.errors import UsageError
 from capsroute.cli.inputs import (
     STDIN,
     Broken,
@@ -32,7 +30,8 @@ from capsroute.cli.inputs import (
     load_predictor,
     read_image,
 )
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.cli.progress import progress_bars
 from capsroute.data.image_folder import SUFFIXES, images_below
 from capsroute.inference import Prediction, Predictor
 
@@ -169,8 +168,10 @@ def _predict_all(
     predictor: Predictor, sources: list[Source], batch_size: int, top_k: int
 ) -> Iterator[Answer]:
     """Each source with its answer, and what is to be said about it, in order."""
-    with ThreadPoolExecutor(READERS) as pool, _bar(len(sources)) as advance:
+    with ThreadPoolExecutor(READERS) as pool, progress_bars() as begin:
+        listen = begin("predicting")
         for first in range(0, len(sources), batch_size):
+            listen(first, len(sources))
             batch = sources[first : first + batch_size]
             read = list(pool.map(lambda source: read_image(predictor, source), batch))
             good = [image for image in read if isinstance(image, Tensor)]
@@ -183,18 +184,6 @@ def _predict_all(
                     yield source, image, None
                 else:
                     yield source, next(answers), predictor.remark(image)
-            advance(len(batch))
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
-    """On stderr, so that stdout holds results alone; nothing where that is not a terminal."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.advance(task, done)
 
 
 Write = Callable[[str, Prediction], None]

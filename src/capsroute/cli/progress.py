@@ -1,15 +1,25 @@
-"""How `capsroute train` shows a run: a live bar on a terminal, plain lines elsewhere."""
+"""Long work on the screen: a training run as a live bar or plain lines, other work as bars."""
 
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from capsroute.progress import Progress as Listener
 from capsroute.train.reporting import Reporter
 
 
@@ -115,3 +125,23 @@ class LiveReporter(ScreenReporter):
 
     def close(self) -> None:
         self.bar.stop()
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str], Listener]]:
+    """What begins a bar of some name, and gives what to tell the progress to.
+
+    On stderr, so that stdout holds results alone; nothing where that is not a terminal.
+    """
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    hidden = not console.is_terminal
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden
+    ) as bars:
+
+        def begin(name: str) -> Listener:
+            task = bars.add_task(name, total=None)
+            return lambda done, total: bars.update(task, completed=done, total=total)
+
+        yield begin

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import parse
+from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.experiments.check import check
 from capsroute.experiments.evidence import find_evidence
 from capsroute.experiments.report import TIMINGS, write_report

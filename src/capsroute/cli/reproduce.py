@@ -15,8 +15,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from capsroute.cli.data import FLAGS, optional
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.errors import UsageError
+from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import make_reporter
 from capsroute.experiments import preset
 from capsroute.experiments.evidence import Result, read_all, spread

@@ -9,10 +9,9 @@ from typing import Annotated
 import torch
 import tyro
 
-from capsroute.cli.data import optional
-from capsroute.cli.errors import as_typed
+from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.inputs import load_predictor
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.parsing import optional, parse
 from capsroute.extras import install_hint
 
 EVERYWHERE = ("0.0.0.0", "::")

@@ -13,12 +13,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from capsroute.cli.parsing import UsageError, parse
+from capsroute.cli.errors import UsageError
+from capsroute.cli.parsing import parse
 from capsroute.cli.progress import make_reporter
 from capsroute.data import list_datasets
 from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.base import CapsuleClassifier
-from capsroute.models.registry import model_info, nearest
+from capsroute.models.registry import model_info
+from capsroute.nearest import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train

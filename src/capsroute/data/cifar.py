@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsroute.nearest import nearest
+
 from .cifar_names import CIFAR10_CLASSES, CIFAR100_CLASSES
-from .errors import DataError, MissingDataError, nearest
+from .errors import DataError, MissingDataError
 
 PIXELS = 3 * 32 * 32
 
@@ -139,7 +141,7 @@ def load_cifar(name: str, root: str | Path) -> CifarArrays:
 def find(name: str, root: Path) -> Found:
     """The first distribution of `name` under `root`."""
     if name not in DISTRIBUTIONS:
-        raise DataError(f"no CIFAR set is called `{name}`: {nearest(name, DISTRIBUTIONS)}")
+        raise DataError(f"no CIFAR set is called `{name}`{nearest(name, DISTRIBUTIONS)}")
     if root.is_file():
         raise DataError(f"{root} is a file; expected a folder that holds {name}")
     forms = DISTRIBUTIONS[name]

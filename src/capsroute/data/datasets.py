@@ -11,10 +11,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from capsroute.nearest import nearest
+
 from . import cifar
 from .diverse_multimnist import CANVAS, EPOCH, TEST_SEED, DiverseMultiMNIST
 from .download import mnist_folder
-from .errors import DataError, MissingDataError, nearest
+from .errors import DataError, MissingDataError
 from .image_folder import ImageFolder, Skipped, StoredSplit, load_image_folder
 from .mnist import DigitArrays, find_idx, load_mnist
 from .splits import ArraySplit, Split, stratified_split
@@ -239,6 +241,5 @@ def _unknown(name: str) -> DataError:
     if os.sep in name or name.startswith((".", "~")):
         return MissingDataError(f"{name}: no such folder")
     return DataError(
-        f"no dataset and no folder is called `{name}`: {nearest(name, _LOADERS)}, "
-        f"or give the path of a folder of images"
+        f"no dataset and no folder of images is called `{name}`{nearest(name, _LOADERS)}"
     )

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from capsroute.nearest import nearest
+
 from . import cifar, mnist
-from .errors import DataError, MissingDataError, nearest
+from .errors import DataError, MissingDataError
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there, and the total where it is known."""
@@ -102,7 +104,7 @@ def download(name: str, root: str | Path, progress: Progress | None = None) -> P
     if name in IN_THE_PACKAGE:
         raise DataError(f"`{name}` needs no download: MNIST is inside the package")
     if name not in REMOTES:
-        raise DataError(f"`{name}` cannot be downloaded: {nearest(name, REMOTES)}")
+        raise DataError(f"`{name}` cannot be downloaded{nearest(name, REMOTES)}")
     root = Path(root)
     remotes = REMOTES[name]
     target = root / remotes[0].folder
@@ -128,7 +130,7 @@ def verify(name: str, root: str | Path) -> list[Check]:
     if name in cifar.DISTRIBUTIONS:
         return list(_verify_cifar(name, Path(root)))
     choices = (*IN_THE_PACKAGE, "fashion_mnist", *cifar.DISTRIBUTIONS)
-    raise DataError(f"no digests are known for `{name}`: {nearest(name, choices)}")
+    raise DataError(f"no digests are known for `{name}`{nearest(name, choices)}")
 
 
 def _verify_packed_mnist() -> Iterator[Check]:

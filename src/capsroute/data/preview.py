@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -17,10 +17,8 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 CAPTION = 16
 
 
-def contact_sheet(
-    images: Tensor, labels: Sequence[str], path: str | Path, columns: int | None = None
-) -> Path:
-    """Write `images` `(n, 1 or 3, H, W)`, uint8 or float in [0, 1], each over its label.
+def contact_sheet(images: Tensor, labels: Sequence[str], columns: int | None = None) -> bytes:
+    """A PNG of `images` `(n, 1 or 3, H, W)`, uint8 or float in [0, 1], each over its label.
 
     `columns` is chosen for a sheet about as wide as it is high when it is None.
     """
@@ -41,9 +39,9 @@ def contact_sheet(
         sheet.paste(picture, (x, y))
         caption = _shorten(label, width, draw, font)
         draw.text((x + width // 2, y + height + 2), caption, "black", font, anchor="ma")
-    path = Path(path)
-    sheet.save(path, format="PNG")
-    return path
+    data = io.BytesIO()
+    sheet.save(data, format="PNG")
+    return data.getvalue()
 
 
 def _to_bytes(images: Tensor) -> np.ndarray:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from capsroute import drawing
 from capsroute.files import write_whole
 
 DIGEST_KEY = "capsroute-data"
@@ -42,11 +43,10 @@ def _png(figure: Any, digest: str) -> bytes:
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=100)
+    small = io.BytesIO()
     metadata = PngInfo()
     metadata.add_text(DIGEST_KEY, digest)
-    with Image.open(drawn) as image:
+    with Image.open(io.BytesIO(drawing.png(figure, dpi=100))) as image:
         picture = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
         picture.save(small, format="png", optimize=True, pnginfo=metadata)
     return small.getvalue()
@@ -67,7 +67,7 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
     """Test accuracy against epochs: a panel for each group, a colour for each experiment."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = _figure(max(6.0, 4.0 * columns), 3.4 * rows)
+    figure = drawing.figure(max(6.0, 4.0 * columns), 3.4 * rows)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     labels = sorted(set(chain(*panels.values())))
     colors = {label: f"C{index}" for index, label in enumerate(labels)}
@@ -88,7 +88,7 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
 
 def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
     """Accuracy against iterations, the paper's dashed and ours solid; right, the top in detail."""
-    figure = _figure(10.0, 4.2)
+    figure = drawing.figure(10.0, 4.2)
     whole, detail = figure.subplots(1, 2)
     for index, (routing, lines) in enumerate(routings.items()):
         for axis in (whole, detail):
@@ -110,7 +110,7 @@ def cost(shown: Mapping[str, Any]) -> Any:
     """Time and memory against iterations: a colour for each model, a style for what is timed."""
     panels = shown["panels"]
     rows = (len(panels) + 1) // 2
-    figure = _figure(10.0, 1.0 + 3.4 * rows)
+    figure = drawing.figure(10.0, 1.0 + 3.4 * rows)
     figure.suptitle(shown["title"])
     axes = list(figure.subplots(rows, 2, squeeze=False).flat)
     models = sorted(set(chain(*(panel["lines"] for panel in panels))))
@@ -177,7 +177,7 @@ def _mebibytes(number: float) -> str:
 
 def settling(models: Mapping[str, Mapping[str, Any]]) -> Any:
     """How far class poses move in each iteration, and the accuracy if routing stopped there."""
-    figure = _figure(10.0, 3.6)
+    figure = drawing.figure(10.0, 3.6)
     moved, accuracy = figure.subplots(1, 2)
     known: dict[str, Any] = {}
     for name, lines in models.items():
@@ -205,12 +205,3 @@ def _legend(figure: Any, lines: Mapping[str, Any], **style: Any) -> None:
     legend = figure.legend(lines.values(), lines.keys(), **style)
     for line in legend.get_lines():
         line.set_linewidth(2.5)  # thin lines of similar colours look the same
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    figure = Canvas(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

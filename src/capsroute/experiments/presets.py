@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from capsroute.data import list_datasets
-from capsroute.models.registry import nearest
+from capsroute.nearest import nearest
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 
 DEFAULT = "inverted_small_multimnist"

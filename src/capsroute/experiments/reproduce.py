@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from capsroute.devices import choose_device
 from capsroute.experiments.evidence import DIVERGED, copy_evidence
 from capsroute.experiments.presets import list_experiments, preset
 from capsroute.files import write_whole
-from capsroute.models.registry import nearest
+from capsroute.nearest import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, read_json
-from capsroute.train.distributed import choose_device
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.metrics import MetricsFile
 from capsroute.train.provenance import device_name, versions

@@ -11,9 +11,10 @@ from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
 from capsroute.models.pretrained import FILES, pack
 from capsroute.models.weights import load_model
+from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, load_config
-from capsroute.train.evaluation import Evaluation, Progress, evaluate
+from capsroute.train.evaluation import Evaluation, evaluate
 
 WITHIN = 0.15
 """Points by which packed weights may differ from their run. Measured in bfloat16 and in float32,

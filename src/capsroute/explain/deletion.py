@@ -5,7 +5,6 @@ by, the hottest pixels cost the predicted class more of its probability than the
 than as many pixels of the same shape in the wrong place: those that are hottest for another image.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 from capsroute.explain.heat import MAPS, gradient_maps
 from capsroute.explain.trace import trace
 from capsroute.models.base import ImageClassifier
+from capsroute.progress import Progress
 
 SHARE = 0.2  # of the pixels
 BATCH = 25
 BASELINE = "gradient_times_input_smoothed"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from capsroute.explain.flow import follow
 from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, evaluating
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -154,7 +154,7 @@ def explain(
     """Explain what a capsule network (inverted, dynamic or EM) says of an image.
 
     Args:
-        model: in evaluation mode; its weights are left alone.
+        model: explained in evaluation mode; its weights, statistics and mode are left alone.
         image: (C, H, W), floats in [0, 1].
         classes: indices to explain; those predicted unless given, or the likeliest if none was.
         map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
@@ -164,17 +164,26 @@ def explain(
         raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
     if image.ndim != 3:
         raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
-    device = next(model.parameters()).device
-    traced = trace(model, image[None].to(device))
+    asked = _check_classes(classes, model.num_classes)
+    with evaluating(model):
+        return _explain(model, image.to(next(model.parameters()).device), asked, map)
+
+
+def _explain(
+    model: ImageClassifier, image: Tensor, asked: list[int], map: str | None
+) -> Explanation:
+    traced = trace(model, image[None])
     probabilities = model.probabilities(traced.routing.scores)[0].tolist()
-    predicted = _predicted(probabilities, model.task.multilabel)
-    chosen = _check_classes(classes, model.num_classes) or predicted or _likeliest(probabilities)
+    answer = model.decide(traced.routing.scores)[0].tolist()
+    ranked = sorted(range(model.num_classes), key=lambda index: -probabilities[index])
+    predicted = [index for index in ranked if answer[index]]
+    chosen = asked or predicted or ranked[:1]
     fields = primary_fields(traced.model)
     pixels = layer_pixels(fields, traced.layers, model.image_size)
     map = map or default_map(traced.model)
     heat, trees = {}, {}
     for index in chosen:
-        which = torch.tensor([index], device=device)
+        which = torch.tensor([index], device=image.device)
         heat[index] = _to_unit(MAPS[map](traced, which)[0])
         links = [link[0] for link in follow(traced, which).links]
         trees[index] = grow_tree(index, traced.layers, links, pixels)
@@ -191,15 +200,6 @@ def explain(
         layers=decisions(traced.routing.coefficients, traced.routing.used),
         sees_most=fields.see_most(model.image_size),
     )
-
-
-def _predicted(probabilities: list[float], multilabel: bool) -> list[int]:
-    order = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
-    return [index for index in order if probabilities[index] > 0.5] if multilabel else order[:1]
-
-
-def _likeliest(probabilities: list[float]) -> list[int]:
-    return [max(range(len(probabilities)), key=probabilities.__getitem__)]
 
 
 def _check_classes(classes: list[int] | None, count: int) -> list[int]:

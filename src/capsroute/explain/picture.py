@@ -1,14 +1,13 @@
 """An explanation as one PNG: heat maps, parse trees, how decided each layer is."""
 
-import io
 import textwrap
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from capsroute import drawing
 from capsroute.explain.decided import Decision
 from capsroute.explain.explanation import Explanation, overlay, picture
 from capsroute.explain.tree import Placed, place
@@ -24,17 +23,13 @@ SOFT = "#5b5b66"
 
 def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
     """PNG of an explanation and its prepared image (C, H, W)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     classes = explanation.classes[:MOST_DRAWN]
     depth = len(explanation.layers)
     titles = _Titles.of(explanation, classes)
     flat = all(value >= FLAT for layer in explanation.layers for value in layer.entropy)
     last = LINE * (depth + 2.5) if flat else PLOT
     heights = [titles.height + MAPS, (0.9 + 1.15 * depth) * len(classes), last]
-    figure = Figure(figsize=(WIDTH, sum(heights)))
-    FigureCanvasAgg(figure)
+    figure = drawing.figure(WIDTH, sum(heights), constrained=False)
     parts: Any = figure.subfigures(3, 1, height_ratios=heights)
     maps, trees, decided = parts
     input_picture = picture(image)
@@ -44,12 +39,7 @@ def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
     for axis, index in zip(axes, classes, strict=True):
         _draw_tree(axis, explanation, index, input_picture)
     (_write_decisions if flat else _draw_decisions)(decided, explanation)
-    data = io.BytesIO()
-    with warnings.catch_warnings():
-        # names in a script that the font lacks show as boxes; nothing to be done about it here
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(data, format="png", dpi=120)
-    return data.getvalue()
+    return drawing.png(figure)
 
 
 class _Titles(NamedTuple):

@@ -5,7 +5,6 @@ covers, the share of a class's heat that lies on its own digit: 1 is perfect, an
 does not depend on the class gets 0.5 on average, whatever it looks like.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +16,11 @@ from capsroute.data.rng import Purpose, image_draws
 from capsroute.explain.heat import ROUTING_MAPS, gradient_maps
 from capsroute.explain.trace import trace
 from capsroute.models.base import CapsuleClassifier
+from capsroute.progress import Progress
 
 CHOICE_SEED = 77
 """Of the images, made from training digits, on which the default map was chosen."""
 BATCH = 50
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _own_share(heat: Tensor, own: Tensor, other: Tensor) -> Tensor:
 
 def _named_both(model: CapsuleClassifier, scores: Tensor, classes: Tensor) -> Tensor:
     wanted = torch.zeros_like(scores, dtype=torch.bool).scatter(1, classes, True)
-    return ((model.probabilities(scores) > 0.5) == wanted).all(dim=1).cpu()
+    return (model.decide(scores) == wanted).all(dim=1).cpu()
 
 
 def _summary(shares: Tensor, right: Tensor) -> Separation:

@@ -1,6 +1,7 @@
 """What every model of the registry has in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ Size = int | tuple[int, int]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
+THRESHOLD = 0.5  # probability above which a class belongs to a multi-label answer
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,13 @@ class ImageClassifier(nn.Module):
             return scores
         return scores.sigmoid() if self.task.multilabel else scores.softmax(dim=-1)
 
+    def decide(self, scores: Tensor) -> Tensor:
+        """The answer, as booleans (B, classes): the likeliest class, or for multi-label a set."""
+        if self.task.multilabel:
+            return self.probabilities(scores) > THRESHOLD
+        classes = torch.arange(self.num_classes, device=scores.device)
+        return scores.argmax(dim=-1, keepdim=True) == classes
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -192,23 +201,30 @@ class CapsuleClassifier(ImageClassifier):
         raise TypeError(f"{type(self).__name__} does not define `route`")
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode inside, and each of its modules as it was after."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
 def probe(backbone: nn.Module, task: Task) -> tuple[int, int, int]:
     """(channels, height, width) of a backbone's features, by running it once on one image."""
     height, width = as_size(task.image_size)
-    training = backbone.training
     parameter = next(backbone.parameters(), None)
     device = None if parameter is None else parameter.device
     try:
-        with torch.no_grad():
-            features = backbone.eval()(
-                torch.zeros(1, task.in_channels, height, width, device=device)
-            )
+        with torch.no_grad(), evaluating(backbone):
+            features = backbone(torch.zeros(1, task.in_channels, height, width, device=device))
     except RuntimeError as error:  # PyTorch: "Kernel size can't be greater than actual input size"
         raise ValueError(
             f"`image_size` ({height}×{width}) is too small for the backbone: {error}"
         ) from None
-    finally:
-        backbone.train(training)
     _, channels, rows, columns = features.shape
     return channels, rows, columns
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from capsroute.data import TrainBatches
-from capsroute.data.batches import Batch
-from capsroute.data.splits import move
+from capsroute.data.splits import Batch, move
 from capsroute.train.step import Moment, TrainStep
 
 AHEAD = 64  # steps whose plans travel to the device together

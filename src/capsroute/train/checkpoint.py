@@ -59,9 +59,8 @@ class RunFolder:
     def claim(self, config: Config) -> None:
         """Make the folder this config's, and this process's while it lives."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.config.exists() or differences(config, read_json(self.config)):
-            write_whole(self.config, config.to_json().encode())
-        self.lock = os.open(self.config, os.O_RDONLY)
+        # the folder itself: its files are replaced, and a lock would stay with the old one
+        self.lock = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
         except OSError:
@@ -69,6 +68,9 @@ class RunFolder:
             raise ValueError(
                 f"`out` must be a folder that no other process is running, got {self.path}"
             ) from None
+        self.check(config)  # again: another run may have begun and ended since
+        if not self.config.exists() or differences(config, read_json(self.config)):
+            write_whole(self.config, config.to_json().encode())
         for leftover in self.path.glob(".*.tmp*"):  # of a process that was killed while writing
             leftover.unlink()
 
@@ -118,8 +120,8 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         return read_json(self.summary)
 
-    def write_json(self, path: Path, value: dict[str, Any]) -> None:
-        write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_whole(self.summary, (json.dumps(summary, indent=1) + "\n").encode())
 
 
 def _reason(error: OSError | RuntimeError) -> str:

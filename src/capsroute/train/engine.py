@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from capsroute.data import Dataset, Split
+from capsroute.data import Dataset
 from capsroute.models.weights import save_model
 from capsroute.train.build import (
     Runtime,
@@ -98,9 +97,10 @@ class _Run:
             )
         elif note:
             reporter.message(note)
+        parts = self.train_step, config, job, self.graphs, self.compile_part
         self.held_out = {
-            "val": self.hold_out(dataset.validation),
-            "test": self.hold_out(dataset.test),
+            name: None if split is None else HeldOut(split, *parts)
+            for name, split in (("val", dataset.validation), ("test", dataset.test))
         }
         self.glance, self.rate = Glance(), 0.0
         self.step, self.seconds = 0, 0.0
@@ -110,8 +110,7 @@ class _Run:
     def resume(self) -> None:
         """Go back to the last checkpoint; metrics after it will be measured again."""
         torch.manual_seed(self.config.seed + 1_000_003 * (1 + self.job.rank))
-        state = self.folder.load_state()
-        if state is not None:
+        if (state := self.folder.load_state()) is not None:
             self.train_step.load_state_dict(state)
             self.step, self.seconds = state["step"], state["seconds"]
             if self.job.first:  # the sums over all processes
@@ -124,9 +123,8 @@ class _Run:
         self.job.barrier()
 
     def loop(self, stop: list[int]) -> None:
-        config = self.config
-        eval_every = config.eval_every or self.epoch_steps
-        checkpoint_every = config.checkpoint_every or eval_every
+        eval_every = self.config.eval_every or self.epoch_steps
+        checkpoint_every = self.config.checkpoint_every or eval_every
         # signals reach processes at different times; they agree now and then, and stop together
         agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
         self.reporter.start(self.step, self.steps, self.epoch_steps)
@@ -154,21 +152,17 @@ class _Run:
                 self.look(so_far, wait=self.captured is None)
 
     def one_step(self) -> None:
-        if self.captured is not None:
-            self.captured(self.step)
-        else:
-            self.uncaptured_step()
+        (self.captured or self.uncaptured_step)(self.step)
         self.step += 1
 
-    def uncaptured_step(self) -> None:
-        images, targets = self.batches.batch(self.step)
-        size = self.batches.global_size(self.step)
+    def uncaptured_step(self, step: int) -> None:
+        images, targets = self.batches.batch(step)
+        size = self.batches.global_size(step)
         share = len(images) / size
         if share == 0.0:  # a last batch smaller than the job: go along with weight zero
             everyones = self.make_batches(Processes(0, 1, self.job.device))
-            images, targets = (part[:1] for part in everyones.batch(self.step))
-        now, whole = self.moment(self.step), self.batches.is_whole(size)
-        self.train_step(images, targets, share, now, whole)
+            images, targets = (part[:1] for part in everyones.batch(step))
+        self.train_step(images, targets, share, self.moment(step), self.batches.is_whole(size))
 
     def moment(self, step: int) -> Moment:
         lr = learning_rate(self.config.optim, step, self.steps, self.epoch_steps)
@@ -229,24 +223,6 @@ class _Run:
         if self.log is not None:
             self.log.write(record, last=self.step == self.steps)
 
-    def hold_out(self, split: Split | None) -> HeldOut | None:
-        if split is None:
-            return None
-        return HeldOut(
-            split.to(self.job.device),
-            self.model,
-            self.evaluated_weights(),
-            self.train_step.loss,
-            self.config,
-            self.job,
-            self.graphs,
-            self.compile_part,
-        )
-
-    def evaluated_weights(self) -> dict[str, Tensor]:
-        average = self.train_step.average
-        return self.model.state_dict() if average is None else average.values
-
     def save(self) -> None:
         """The state first, whole; then the weights that a user takes away."""
         rng = self.job.gather(rng_state(self.job.device))
@@ -254,16 +230,16 @@ class _Run:
         if self.job.first:
             position = {"step": self.step, "seconds": self.seconds, "rng": rng, "totals": totals}
             self.folder.save_state(self.train_step.state_dict() | position)
-            save_model(self.model, self.folder.model, weights=self.evaluated_weights())
+            save_model(self.model, self.folder.model, weights=self.train_step.weights())
         self.job.barrier()
 
     def finish(self) -> dict[str, Any]:
         """The run in a few numbers; the last file to be written, so it means that all are there."""
         if self.log is None:
             return {}
-        save_model(self.model, self.folder.model, weights=self.evaluated_weights())
+        save_model(self.model, self.folder.model, weights=self.train_step.weights())
         summary = summarize(self.config, self.model, self.log.records, self.job.device)
-        self.folder.write_json(self.folder.summary, summary)
+        self.folder.write_summary(summary)
         return summary
 
     def close(self) -> None:

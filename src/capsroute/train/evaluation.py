@@ -1,7 +1,5 @@
 """What a trained model gets right: by class, by number of labels, and when images turn or shift."""
 
-import io
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +8,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from capsroute import drawing
 from capsroute.data import ArraySplit, DiverseMultiMNIST, EvalBatches, Split, rotate_shift
 from capsroute.files import write_whole
-from capsroute.models.base import ImageClassifier
-from capsroute.train.metrics import correct
+from capsroute.models.base import ImageClassifier, evaluating
+from capsroute.progress import Progress
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """Float images and their positions in the split, to the images that the model sees."""
-Progress = Callable[[int, int], None]
-"""Called with the batches done, and how many there are."""
 
 NOTHING = "none"
 """Label of the last row and column of a multi-label confusion matrix."""
@@ -97,23 +94,19 @@ def evaluate(
     """
     where = torch.device(device)
     batches = EvalBatches(finite(split).to(where), batch_size, crop=crop)
-    training = model.training
-    model.to(where).eval()
+    model.to(where)
     tally = _Tally(model, where)
-    try:
-        with torch.no_grad():
-            for index, (images, targets) in enumerate(batches):
-                if transform is not None:
-                    first = index * batch_size
-                    rows = torch.arange(first, first + len(images), device=where)
-                    images = transform(images, rows)
-                with torch.autocast(where.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-                    scores = model(images)
-                tally.add(scores, targets)
-                if progress is not None:
-                    progress(index + 1, len(batches))
-    finally:
-        model.train(training)
+    with torch.no_grad(), evaluating(model):
+        for index, (images, targets) in enumerate(batches):
+            if transform is not None:
+                first = index * batch_size
+                rows = torch.arange(first, first + len(images), device=where)
+                images = transform(images, rows)
+            with torch.autocast(where.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+                scores = model(images)
+            tally.add(scores, targets)
+            if progress is not None:
+                progress(index + 1, len(batches))
     return tally.result()
 
 
@@ -138,8 +131,8 @@ class _Tally:
         self.by_count = _zeros(2, classes + 1, device=device)  # images, and those right
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        true, predicted = self._sets(scores, targets)
-        right = correct(self.model, scores, targets)
+        true, predicted = self._labels(targets), self.model.decide(scores)
+        right = (predicted == true).all(dim=1)
         self.not_finite += (~scores.isfinite()).any(dim=1).sum()
         self.support += true.sum(dim=0)
         self.predicted += predicted.sum(dim=0)
@@ -148,12 +141,11 @@ class _Tally:
         self.by_count[0].index_add_(0, labels, torch.ones_like(labels))
         self.by_count[1].index_add_(0, labels, right.long())
 
-    def _sets(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """True and predicted labels as booleans (images, classes)."""
+    def _labels(self, targets: Tensor) -> Tensor:
+        """True labels as booleans (images, classes)."""
         if self.model.task.multilabel:
-            return targets.bool(), self.model.probabilities(scores) > 0.5
-        classes = torch.arange(self.model.num_classes, device=scores.device)
-        return targets[:, None] == classes, scores.argmax(dim=1)[:, None] == classes
+            return targets.bool()
+        return targets[:, None] == torch.arange(self.model.num_classes, device=targets.device)
 
     def result(self) -> Evaluation:
         multilabel = self.model.task.multilabel
@@ -260,7 +252,7 @@ def draw_confusion(evaluation: Evaluation, class_names: Sequence[str], path: Pat
     names = [*class_names, NOTHING] if evaluation.multilabel else list(class_names)
     count = len(names)
     side = min(24.0, max(3.5, 0.55 * count if count <= NUMBERED else 0.17 * count))
-    figure = _figure(side + 2.5, side + 1.0)
+    figure = drawing.figure(side + 2.5, side + 1.0)
     axis = figure.subplots()
     # a class's images; for the row of what was predicted with nothing missed, all images
     totals = [row.support for row in evaluation.classes] + [evaluation.images]
@@ -283,7 +275,7 @@ def draw_confusion(evaluation: Evaluation, class_names: Sequence[str], path: Pat
     if count <= NUMBERED:
         _write_numbers(axis, evaluation.confusion, shares)
     figure.colorbar(image, label="% of the row's images", shrink=0.7, ticks=[0, 1, 5, 20, 50, 100])
-    _save(figure, path)
+    write_whole(path, drawing.png(figure))
 
 
 def _write_numbers(
@@ -302,7 +294,7 @@ def draw_robustness(points: Iterable[Point], path: Path) -> None:
     axes_labels = {"rotation": "rotation, degrees either way", "shift": "shift, pixels"}
     points = list(points)
     kinds = [kind for kind in axes_labels if any(point.kind == kind for point in points)]
-    figure = _figure(4.5 * len(kinds), 3.6)
+    figure = drawing.figure(4.5 * len(kinds), 3.6)
     axes = figure.subplots(1, len(kinds), squeeze=False)[0]
     for axis, kind in zip(axes, kinds, strict=True):
         chosen = [point for point in points if point.kind == kind]
@@ -310,25 +302,7 @@ def draw_robustness(points: Iterable[Point], path: Path) -> None:
         axis.set_xticks([p.value for p in chosen])
         axis.set(xlabel=axes_labels[kind], ylabel="accuracy, %", ylim=(0, 100))
         axis.grid(alpha=0.3)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        # names in a script that the font lacks show as boxes; nothing to be done about it here
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(picture, format="png", dpi=120)
-    write_whole(Path(path), picture.getvalue())
+    write_whole(path, drawing.png(figure))
 
 
 def _shortened(name: str, longest: int = 24) -> str:

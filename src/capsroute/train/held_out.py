@@ -1,6 +1,6 @@
 """Loss and accuracy on images held out, measured again and again while a run goes on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,16 +9,15 @@ from torch import Tensor
 from torch.func import functional_call
 
 from capsroute.data import EvalBatches, Split
-from capsroute.models.base import ImageClassifier
 from capsroute.train.capture import Graphs
 from capsroute.train.config import Config
 from capsroute.train.distributed import Processes
 from capsroute.train.metrics import Totals, correct
-from capsroute.train.step import Loss
+from capsroute.train.step import TrainStep
 
 
 class HeldOut:
-    """Measures a model, with weights of its own or others, on this process's share of a split.
+    """Measures the weights that a run would keep, on this process's share of a split.
 
     With `graphs`, each size of batch is captured; the weights must then stay where they are.
     `compile` makes of the forward pass what is called.
@@ -27,15 +26,15 @@ class HeldOut:
     def __init__(
         self,
         split: Split,
-        model: ImageClassifier,
-        weights: Mapping[str, Tensor],
-        loss: Loss,
+        step: TrainStep,
         config: Config,
         job: Processes,
         graphs: Graphs | None,
         compile: Callable[[Any], Any] = lambda function: function,
     ) -> None:
-        self.model, self.weights, self.loss, self.job = model, dict(weights), loss, job
+        split = split.to(job.device)
+        self.model, self.weights, self.loss = step.bare, dict(step.weights()), step.loss
+        self.job = job
         self._scores = compile(self._scores_plainly)
         self.low = config.dtype == "bfloat16"
         self.batches = EvalBatches(

@@ -1,6 +1,5 @@
 """Counting what is right, and the files that a run's numbers are written to."""
 
-import io
 import json
 import os
 from pathlib import Path
@@ -9,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsroute import drawing
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
 
 
 def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
-    """Which images are right, as booleans: the class, or for multi-label the whole set at 0.5.
+    """Which images are right, as booleans: the class, or for multi-label the whole set.
 
     Of a mixed image the class with the largest share.
     """
     if model.task.multilabel:
-        predicted = model.probabilities(scores) > 0.5
-        return (predicted == targets.bool()).all(dim=-1)
+        return (model.decide(scores) == targets.bool()).all(dim=-1)
     wanted = targets.argmax(dim=-1) if targets.shape == scores.shape else targets
     return scores.argmax(dim=-1) == wanted
 
@@ -112,11 +111,7 @@ def _is_whole(line: str) -> bool:
 
 def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     """Accuracy and loss against epochs, as curves.png."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.figure(9, 3.6)
     accuracy, loss = figure.subplots(1, 2)
     epochs = [record["epoch"] for record in records]
     for part, style in (("train", "-"), ("val", "--"), ("test", "-")):
@@ -129,7 +124,5 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     for axis in (accuracy, loss):
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-    figure.suptitle(title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_whole(path, picture.getvalue())
+    figure.suptitle(title, parse_math=False)  # a folder's name may hold dollar signs
+    write_whole(path, drawing.png(figure))

@@ -266,6 +266,10 @@ class TrainStep:
             found += [value for key, value in values.items() if key not in self.average.learned]
         return found
 
+    def weights(self) -> dict[str, Tensor]:
+        """Those to evaluate and to keep: their average, where there is one."""
+        return self.bare.state_dict() if self.average is None else self.average.values
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.bare.state_dict(),

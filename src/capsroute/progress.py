@@ -1,0 +1,6 @@
+"""How long work tells its caller how far it is."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Called with the parts done, such as batches, and how many there are."""
