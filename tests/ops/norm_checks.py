@@ -137,8 +137,8 @@ def check_first_step():
             assert taken.call_count == 1
             tolerance = {"atol": 0.02, "rtol": 0.02} if dtype == torch.float16 else {}
             torch.testing.assert_close(got, want, **tolerance)
-            compiled = torch.compile(first_step, fullgraph=True, backend="aot_eager")
-            torch.testing.assert_close(compiled(children, weight, **options), want, **tolerance)
+    compiled = torch.compile(first_step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(children, weight, **options), want, **tolerance)
 
 
 if __name__ == "__main__":
