@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = Path("RESULTS.md").read_text()
         markdown = markdown.replace(f"]({FIGURES}/", "](figures/")
         markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|figures/)[^)]+\)", r"`\1`", markdown)
-        return f"---\nhide: [toc]\n---\n\n{markdown}"
+        return markdown
     markdown = markdown.replace(f"](../{FIGURES}/", "](figures/")
     return re.sub(r"<!-- help: ([\w-]*) -->", lambda match: _help(match[1]), markdown)
 

@@ -91,7 +91,8 @@ def em_routing(
             its transform shared by all positions, and its vote is told where it stands
             ("coordinate addition": row and column, scaled to (0, 1), are added to the first two
             elements of the vote's last column).
-        beta_u, beta_a: the price of coding a pose's element and of not being active; (out,) each.
+        beta_u: the price of coding an element of a pose, (out,).
+        beta_a: the price of not being active, (out,).
         iterations: E- and M-steps, at least 1. The first E-step is uniform.
         stride: of the convolution.
 
