@@ -250,6 +250,7 @@ def repeat_lines(path):
         ("others/maps.r2 a.b percent -->79", "80 in the results, 79"),
         ("others/maps.r2 a.c percent -->79", "no such number"),
         ("others/maps.r2 each.1 percent -->25", None),
+        ("others/maps.r2 each.1 value -->0.25", None),
         ("others/maps.r2 each.2 percent -->25", "no such number"),
         ("others/nothing a.b percent -->79", "no such number"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->soon", "a marker must be"),

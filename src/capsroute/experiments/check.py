@@ -31,7 +31,7 @@ NUMBER = r" -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?(?:\smillion)?)"
 MARKERS = {
     "results": re.compile(
         r"<!-- results: (?P<name>(?P<subject>\S+) (?P<field>[\w.]+) "
-        r"(?P<statistic>mean|std|n|seed\d+|percent))" + NUMBER
+        r"(?P<statistic>mean|std|n|seed\d+|percent|value))" + NUMBER
     ),
     "bench": re.compile(
         r"<!-- bench: (?P<name>(?P<subject>[\w:/]+) (?P<field>[\w.]+(?:@\d+)?) "
@@ -40,8 +40,8 @@ MARKERS = {
 }
 """Before a number in a page: which result it is.
 
-`results: EXPERIMENT FIELD` is of the seeds named, `results: FOLDER/FILE a.b.2 percent` a hundred
-times a number of another file of results/; `bench:` see `Costs.number`.
+`results: EXPERIMENT FIELD` is of the seeds named, `results: FOLDER/FILE a.b.2 value` a number of
+another file of results/, `percent` a hundred times it; `bench:` see `Costs.number`.
 """
 EXAMPLES = {
     "results": "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`",
@@ -178,8 +178,8 @@ def _result(
     subject: str, field: str, statistic: str, *, measured: Measured, results: Path
 ) -> float:
     """A number of results/, or a ValueError of one line."""
-    if statistic == "percent":
-        return 100 * look_up(results / f"{subject}.json", field)
+    if statistic in ("percent", "value"):
+        return (100 if statistic == "percent" else 1) * look_up(results / f"{subject}.json", field)
     runs = measured.evidence.get(subject, [])
     if statistic.startswith("seed"):
         runs = [run for run in runs if run.folder.name == statistic]
