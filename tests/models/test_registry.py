@@ -112,6 +112,14 @@ def scores_and_gradients(model, images, call=None):
     return [scores, *torch.autograd.grad(scores.square().sum(), list(model.parameters()))]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_images_have_no_scores(name):
+    model = create_model(name, **FAMILIES[name])
+    scores = model(images_for(model, 0))
+    assert scores.shape == (0, 10) and scores.dtype == torch.float32
+    assert model.decide(scores).shape == model.probabilities(scores).shape == (0, 10)
+
+
 @pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])
 def test_autocast_gives_float32_scores(name):
     model = create_model(name, image_size=14, iterations=2)
@@ -202,6 +210,11 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"shape \(batch, 1, 36, 36\), got \(1, 3, 36, 36\)"):
             model(torch.zeros(1, 3, 36, 36))
 
+    def test_no_image_to_route(self):
+        model = create_model("inverted_small_multimnist")
+        with pytest.raises(ValueError, match="`images` must hold one image at least, got none"):
+            model.route(torch.zeros(0, 1, 36, 36))
+
     def test_checkpoint_of_another_model(self):
         state = create_model("inverted_small_multimnist").state_dict()
         with pytest.raises(ValueError, match="does not fit inverted_simple_cifar10") as caught:
@@ -212,7 +225,7 @@ class TestMistakes:
         with pytest.raises(ValueError, match="`pretrained` must be False for cnn_cifar10"):
             create_model("cnn_cifar10", pretrained=True)
 
-    @pytest.mark.parametrize("size", [0, (32,), "32", (32, 0)])
+    @pytest.mark.parametrize("size", [0, (32,), "32", (32, 0), 36.5, (32, 32.0), True])
     def test_image_size(self, size):
         with pytest.raises(ValueError, match="`image_size` must be a positive integer or a pair"):
             create_model("cnn_cifar10", image_size=size)
@@ -262,6 +275,13 @@ def test_a_linear_layer_past_a_hundred_million_weights_warns():
         LinearCaps(64_000, 100, 16)
 
 
+def test_names_that_are_imported_when_asked_for_are_listed():
+    listed = dir(capsroute)
+    assert {"create_model", "list_models", "load_model", "__version__"} <= set(listed)
+    assert not {"Any", "TYPE_CHECKING"} & set(listed)
+    assert all(hasattr(capsroute, name) for name in listed)
+
+
 def test_importing_capsroute_stays_light():
     import subprocess
     import sys
@@ -273,3 +293,11 @@ def test_importing_capsroute_stays_light():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
     assert capsroute.__version__
+
+
+@pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])
+def test_shapes_are_known_without_numbers(name):
+    with torch.device("meta"):
+        model = create_model(name)
+        scores = model(torch.empty(2, 3, 32, 32))
+    assert scores.device.type == "meta" and scores.shape == (2, 10)

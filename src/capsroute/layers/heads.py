@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from capsroute.ops.precision import own_precision
+
 
 class SharedClassifier(nn.Linear):
     """One linear map from a pose to a logit, shared by all class capsules."""
@@ -12,7 +14,7 @@ class SharedClassifier(nn.Linear):
 
     def forward(self, poses: Tensor) -> Tensor:
         # a handful of numbers an image: bf16 would make ties of close classes
-        with torch.autocast(poses.device.type, enabled=False):
+        with own_precision(poses):
             wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
             # not a matrix product, so that a compiler makes it part of the LayerNorm before
             return (wide * self.weight).sum(-1) + self.bias

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
+from capsroute.ops.precision import autocast_dtype
 
 
 class PoseNorm(nn.LayerNorm):
@@ -72,9 +73,7 @@ class PrimaryCaps(nn.Module):
 
     def _can_wait(self, features: Tensor) -> bool:
         """Whether a kernel may make the poses out of the features."""
-        conv, dtype = self.conv, features.dtype
-        if torch.is_autocast_enabled(features.device.type):
-            dtype = torch.get_autocast_dtype(features.device.type)
+        conv, dtype = self.conv, autocast_dtype(features) or features.dtype
         pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
         wanted = features.is_cuda and dtype.itemsize == 2 and not torch.is_grad_enabled()
         return pointwise and wanted

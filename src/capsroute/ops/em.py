@@ -38,6 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from capsroute.ops.precision import own_precision
 from capsroute.ops.vote_tiles import (
     Children,
     Moments,
@@ -142,7 +143,7 @@ def _iterate(
     _check(poses, log_activations, weight, beta_u, beta_a, iterations, stride)
     is_class_layer = weight.ndim == 4
     kernel = (poses.shape[1], poses.shape[2]) if is_class_layer else (weight.shape[0],) * 2
-    with torch.autocast(poses.device.type, enabled=False):
+    with own_precision(poses):
         poses, log_activations, weight, beta_u, beta_a = at_least_float32(
             poses, log_activations, weight, beta_u, beta_a
         )

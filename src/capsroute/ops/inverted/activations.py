@@ -22,9 +22,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from capsroute.ops.precision import own_precision
 from capsroute.ops.vote_tiles import (
     Children,
     Moments,
@@ -104,7 +104,7 @@ def activated_routing_step(
     size = output_size(children, kernel, stride)
     window = (*kernel, children.shape[3])
     out, d = weight.shape[3], children.shape[-1] // weight.shape[-2] * weight.shape[-1]
-    with torch.autocast(children.device.type, enabled=False):
+    with own_precision(children):
         children, child_log_activations, weight, beta_u, beta_a = at_least_float32(
             children, child_log_activations, weight, beta_u, beta_a
         )

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from capsroute.ops.inverted.norm import Unfinished
+from capsroute.ops.precision import autocast_dtype, own_precision
 from capsroute.ops.tracing import constant_while_tracing, is_exporting
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
@@ -88,11 +88,11 @@ def routing_step(
         parents = None if parents is None else parents[:, None, None]
     if scale is None:  # a parent's pose: rows of the child's times columns of the transform
         scale = 1.0 / math.sqrt(children.shape[-1] // weight.shape[-2] * weight.shape[-1])
-    if (dtype := _autocast_dtype(children)) is not None:
+    if (dtype := autocast_dtype(children)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
     if parents is not None and parents.dtype != children.dtype:
         parents = parents.to(children.dtype)
-    with _own_precision(children):
+    with own_precision(children):
         poses, coefficients = _dispatch(
             impl, children, weight, parents, stride, scale, return_coefficients
         )
@@ -124,9 +124,9 @@ def first_step(
             f"`children` must have a norm over poses of {shape[-1]} elements, "
             f"got one over {children.norm.weight.numel()}"
         )
-    if (dtype := _autocast_dtype(children.source)) is not None:
+    if (dtype := autocast_dtype(children.source)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
-    with _own_precision(children.source):
+    with own_precision(children.source):
         if not _finishes(impl, children):
             poses = children.finished()
             poses = poses.flatten(1, -2) if linear else poses
@@ -139,19 +139,6 @@ def first_step(
             return tiled.uniform_step(x, weight, stride)
         x = x.flatten(2, 4)[:, :, None, None]  # a linear layer sees the image as one position
         return tiled.uniform_step(x, weight[None, None], stride)[:, 0, 0]
-
-
-def _autocast_dtype(children: Tensor) -> torch.dtype | None:
-    """What everything is cast to, if autocast is on."""
-    device = children.device.type
-    if not torch.is_autocast_enabled(device) or children.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(device)
-
-
-def _own_precision(children: Tensor) -> torch.autocast:
-    """Implementations choose theirs."""
-    return torch.autocast(children.device.type, enabled=False)
 
 
 def _finishes(impl: str, children: Unfinished) -> bool:
