@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capsroute.models import create_model, list_models
+    from capsroute.models import create_model, list_models, load_model
 
-__all__ = ["create_model", "list_models"]
+__all__ = ["create_model", "list_models", "load_model"]
 __version__ = "0.1.0"
 
 
@@ -16,3 +16,8 @@ def __getattr__(name: str) -> Any:
     from capsroute import models
 
     return getattr(models, name)
+
+
+def __dir__() -> list[str]:
+    """With the names that are imported when asked for, without those that only serve here."""
+    return sorted({*__all__, *globals()} - {"Any", "TYPE_CHECKING"})

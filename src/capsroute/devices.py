@@ -12,7 +12,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}")
+        mac = ": Macs run on the CPU here" if name.startswith("mps") else ""
+        raise ValueError(f"`device` must be auto, cpu or cuda, got {name!r}{mac}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"`device` must be available, got {name!r}: PyTorch sees no GPU here")
     if device.type == "cuda" and device.index is None:

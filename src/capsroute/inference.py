@@ -10,7 +10,6 @@ the picture itself. In particular nothing is inverted: a model that learned ligh
 dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` says so.
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,11 @@ from torch import Tensor
 from capsroute.data.image_folder import to_mode
 from capsroute.devices import choose_device
 from capsroute.models.base import THRESHOLD, ImageClassifier
-from capsroute.models.pretrained import list_pretrained, pretrained_path
-from capsroute.models.registry import list_models
+from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model
 
 EXPORTED = (".onnx", ".pt2")
+KINDS = "a run's folder, a checkpoint, an exported file or a pretrained model"
 BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light
 
 
@@ -104,7 +103,8 @@ class Predictor:
         path = Path(source).expanduser()
         if path.suffix in EXPORTED and path.is_file():
             return cls._from_exported(path, iterations)
-        return cls._from_checkpoint(_find_checkpoint(source, iterations), iterations, device)
+        checkpoint = find_checkpoint(source, iterations, expected=KINDS)
+        return cls._from_checkpoint(checkpoint, iterations, device)
 
     @classmethod
     def from_model(cls, model: ImageClassifier, *, device: str = "auto") -> "Predictor":
@@ -203,35 +203,3 @@ def _learned_digits_on_black(description: Description) -> bool:
     """Whether it is a model of DiverseMultiMNIST; a folder's model need not have its classes."""
     digits = [str(digit) for digit in range(10)]
     return description.multilabel and description.class_names == digits
-
-
-def _find_checkpoint(source: str | Path, iterations: int | None) -> Path:
-    """The safetensors file that a path or a name stands for, or a one-line ValueError."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        checkpoint = path / "model.safetensors"
-        if not checkpoint.is_file():
-            raise ValueError(
-                f"{path} holds no {checkpoint.name}; expected the folder of a run that has been "
-                "evaluated once"
-            )
-        return checkpoint
-    if path.is_file():
-        return path
-    names: list[str] = list_pretrained()
-    if str(source) in [*names, *list_models()]:  # which says so where no weights ship
-        return pretrained_path(str(source), iterations)
-    raise ValueError(_nothing_there(str(source), path, names))
-
-
-def _nothing_there(source: str, path: Path, names: list[str]) -> str:
-    """The message, with the nearest name, be it of a model or of a file beside the path."""
-    beside = path.parent.iterdir() if path.parent.is_dir() else []
-    choices = [*names, *(str(other) for other in beside)]
-    close = difflib.get_close_matches(source, choices, n=1)
-    if close:
-        hint = f"did you mean {close[0]!r}?"
-    else:
-        hint = f"pretrained models: {', '.join(names) or 'none'}"
-    expected = "expected a run's folder, a checkpoint, an exported file or a pretrained model"
-    return f"{source}: no such model; {expected}; {hint}"

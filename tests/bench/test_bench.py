@@ -90,7 +90,7 @@ def test_the_check_passes_for_what_is_right_and_fails_for_what_is_not(monkeypatc
 def test_no_speed_up_is_printed_when_the_check_fails(monkeypatch, capsys):
     monkeypatch.setattr("capsroute.cli.bench.agrees_with_reference", lambda case, device: False)
     arguments = ["bench", "inverted_small_multimnist", "--modes", "infer", "--batch", "2"]
-    arguments += ["--reference", "--repeats", "1", "--no-compile", "--device", "cpu"]
+    arguments += ["--reference", "--repeats", "1", "--compile", "no", "--device", "cpu"]
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 1
@@ -136,7 +136,7 @@ def test_a_case_that_fails_does_not_end_the_others(monkeypatch, capsys):
     monkeypatch.setattr("capsroute.cli.bench.time_case", fails_once)
     arguments = ["bench", "inverted_small_multimnist:1,2", "--modes", "infer", "--batch", "2"]
     with pytest.raises(SystemExit) as stop:
-        main([*arguments, "--repeats", "1", "--no-compile", "--device", "cpu"])
+        main([*arguments, "--repeats", "1", "--compile", "no", "--device", "cpu"])
     printed = capsys.readouterr()
     assert stop.value.code == 1 and "failed: the compiler gave up" in printed.out
     assert "1 of 2 failed" in printed.err and "_r2 " in printed.out
@@ -147,9 +147,34 @@ def test_a_benchmark_goes_on_where_it_was_cut(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("capsroute.cli.bench.versions", lambda: clean)
     out = str(tmp_path / "speed.csv")
     arguments = ["bench", "inverted_small_multimnist:1", "--modes", "infer", "--batch", "2"]
-    arguments += ["--repeats", "1", "--no-compile", "--device", "cpu", "--out", out]
+    arguments += ["--repeats", "1", "--compile", "no", "--device", "cpu", "--out", out]
     main(arguments)
     assert "[1/1] inverted_small_multimnist_r1" in capsys.readouterr().out
     main(arguments)
     assert "already" in capsys.readouterr().out
     assert len(read_rows(tmp_path / "speed.csv")) == 1
+
+
+def test_a_cpu_is_told_and_measured_with_little(monkeypatch, capsys):
+    asked = []
+
+    def time_nothing(case, device, *, repeats, compile):
+        asked.append((case.batch, case.dtype, repeats, compile))
+        return Timing(1.0, 1.0, 1.0, None)
+
+    monkeypatch.setattr("capsroute.cli.bench.time_case", time_nothing)
+    monkeypatch.setattr("capsroute.cli.bench.agrees_with_reference", lambda case, device: True)
+    main(["bench", "cnn_cifar10", "--modes", "infer", "--device", "cpu"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "this measures a CPU, which is slow: batch 8, float32, 5 calls, not compiled"
+    given = ["--batch", "2", "--dtype", "bfloat16", "--repeats", "9", "--compile", "yes"]
+    main(["bench", "cnn_cifar10", "--modes", "infer", "--device", "cpu", *given])
+    assert asked == [(8, "float32", 5, False), (2, "bfloat16", 9, True)]
+
+
+@pytest.mark.parametrize("option", ["--batch", "--repeats"])
+def test_nothing_to_measure_is_told(option, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "cnn_cifar10", "--device", "cpu", option, "0"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: `{option}` must be at least 1, got 0\n"

@@ -164,7 +164,7 @@ def one_line(err):
         ({"num_classes": 7}, "knows 7 classes and the dataset digits has 10"),
         ({"in_channels": 3}, "takes images of 3 channels and the dataset digits has 1"),
         ({"image_size": 32}, "takes images of 32×32 pixels and the dataset digits has 28×28"),
-        ({"multilabel": True}, "any number of classes an image and the dataset digits has one"),
+        ({"multilabel": True}, "any number of classes per image and the dataset digits has one"),
     ],
 )
 def test_a_model_that_does_not_fit_the_data(run, tmp_path, digits, options, message):

@@ -10,8 +10,11 @@ import torch
 from PIL import Image
 
 from capsroute import create_model
+from capsroute.cli.parsing import parse
+from capsroute.cli.train import FIRST_PRESETS
 from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.weights import load_model
+from capsroute.train.config import ModelConfig
 
 
 @pytest.fixture
@@ -30,11 +33,22 @@ def images(tmp_path):
     return folder
 
 
-def test_help_lists_every_preset_and_groups_the_options(train):
-    status, out, _ = train("--help")
-    assert status == 0
+def test_list_shows_every_preset(train):
+    status, out, _ = train("--list")
+    assert status == 0 and len(out.splitlines()) == 1 + len(list_presets())
     for name in list_presets():
         assert name in out and preset(name).summary in out
+
+
+def test_help_begins_with_a_few_presets_and_groups_the_options(train):
+    status, out, _ = train("--help")
+    assert status == 0
+    for name in FIRST_PRESETS:
+        assert name in out and preset(name).summary in out
+    assert f"`capsroute train --list` shows all {len(list_presets())}" in out
+    assert out.index("--out PATH") < out.index("--experiment") < 2_000
+    for switch in ("flip", "layer-norm", "activations"):
+        assert f"--{switch}, --no-{switch}" in out
     for text in ("Examples:", "model options", "data options", "optim options", "(default: "):
         assert text in out
     assert "None" not in out
@@ -65,6 +79,14 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
     [
         (["inverted_resnet_cifar10_r3"], "did you mean 'inverted_resnet_cifar10_r2'?"),
         (["--lrr", "3"], "did you mean --lr?"),
+        (["--learning-rate", "3"], "did you mean --lr?"),
+        (["--learning_rate=3"], "did you mean --lr?"),
+        (["--epoch", "3"], "did you mean --epochs?"),
+        (["--bs", "3"], "did you mean --batch-size?"),
+        (["--batch", "3"], "did you mean --batch-size?"),
+        (["--wd", "3"], "did you mean --weight-decay?"),
+        (["--gpu", "0"], "did you mean --device?"),
+        (["hesitant_multimnist"], "no preset 'hesitant_multimnist'; choose from"),
         (["--optimizer", "sdg"], "invalid choice 'sdg'"),
         (["--steps", "0"], "`steps` must be at least 1, got 0"),
         (["--iterations", "0"], "`iterations` must be an integer of at least 1, got 0"),
@@ -73,12 +95,20 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["--data", "cifar10", "--data-root", "nowhere"], "capsroute data download cifar10"),
         (["--bn-group", "16"], "has no option `bn_group`"),
         (["--model", "cnn_multimnist", "--schedule", "sequential"], "has no option `schedule`"),
-        (["--loss", "cross_entropy"], "`loss` must allow several classes an image"),
+        (["--loss", "cross_entropy"], "`loss` must allow several classes per image"),
         (["--epochs", "2", "--steps", "3"], "choose one"),
         (["--steps", "1e3"], "expected an integer, got '1e3'"),
         (["--seed", "1", "inverted_simple_cifar10_r4"], "a preset comes first"),
         (["--device", "meta"], "`device` must be auto, cpu or cuda, got 'meta'"),
         (["--device", "tpu9"], "`device` must be"),
+        (["--device", "mps"], "`device` must be auto, cpu or cuda, got 'mps': Macs run on the CPU"),
+        (["--lr", "nan"], "`lr` must be finite and not negative, got nan"),
+        (
+            ["--seed", "99999999999999999999"],
+            "`seed` must be below 2**63, got 99999999999999999999",
+        ),
+        (["--layer-norm", "maybe"], "Unrecognized options: maybe"),
+        (["--flip", "maybe"], "Unrecognized options: maybe"),
     ],
 )
 def test_mistakes(train, tmp_path, arguments, message):
@@ -184,4 +214,37 @@ def test_a_folder_that_cannot_be_written(train, images, tmp_path):
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "run"
     status, _, err = train("--data", images, "--out", out, "--steps", 1, "--batch-size", 4)
-    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1
+    assert status == 2
+    assert err == f"error: `out` must be a folder that can be written, got {out}: not a directory\n"
+
+
+def test_a_read_only_disk_is_told_with_the_path(train, images, tmp_path, monkeypatch):
+    def read_only(path, data):
+        raise OSError(f"could not write {path}") from OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("capsroute.train.checkpoint.write_whole", read_only)
+    status, _, err = train("--data", images, "--out", "run", "--steps", 1)
+    assert status == 2
+    assert err == (
+        "error: `out` must be a folder that can be written, got run: read-only file system\n"
+    )
+
+
+def test_a_batch_of_more_images_than_there_are_is_told(train, images):
+    status, out, _ = train("--data", images, "--steps", 1, "--batch-size", 1_000_000)
+    told = [line for line in out.splitlines() if "`batch_size` (=1,000,000) is more than" in line]
+    assert status == 0 and len(told) == 1 and "every step takes all of them" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (["--no-layer-norm"], False),
+        (["--layer-norm"], True),
+        (["--layer-norm", "False"], False),
+        ([], None),
+    ],
+)
+def test_a_switch_is_on_off_or_the_models_own(given, value):
+    options = parse(ModelConfig, "train", [*given, "--iterations", "3"])
+    assert options.layer_norm is value and options.iterations == 3

@@ -83,9 +83,15 @@ def test_mistakes_are_one_line(run, digits, tmp_path, arguments, message):
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("gone/x.json", "in a folder that exists"), (".", "`--out` must be a file")],
+    [
+        ("broken.png/x.json", "`--out` must be a folder, got broken.png: it is a file"),
+        (".", "`--out` must be a file"),
+    ],
 )
-def test_where_the_separation_goes_is_checked_first(run, digits, monkeypatch, out, message):
+def test_where_the_separation_goes_is_checked_first(
+    run, digits, tmp_path, monkeypatch, out, message
+):
+    (tmp_path / "broken.png").write_text("")
     monkeypatch.setattr("capsroute.cli.explain.two_digit_images", None)  # no work is begun
     status, _, err = run("explain", digits, "--separation", "5", "--out", out)
     assert status == 2 and message in err and err.count("\n") == 1

@@ -61,6 +61,12 @@ def test_a_model_is_not_written_over_itself(run, checkpoint):
     assert checkpoint.read_bytes() == before
 
 
+def test_a_folder_for_the_file_is_made(run, checkpoint, tmp_path):
+    out = tmp_path / "new" / "deep" / "model.safetensors"
+    status, told, _ = run("export", checkpoint, "--to", "safetensors", "--out", out)
+    assert status == 0 and f"wrote {out}" in told and out.is_file()
+
+
 def test_a_failed_check_leaves_no_file(run, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_scores_of", lambda path: lambda images: images.sum())
     before = sorted(tmp_path.iterdir())
@@ -73,7 +79,7 @@ def test_a_failed_check_leaves_no_file(run, checkpoint, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--to", "onnx", "--out", "model.pt2"], "`--out` must end in .onnx"),
-        (["--to", "onnx", "--out", "nowhere/model.onnx"], "in a folder that exists"),
+        (["--to", "onnx", "--out", "/dev/null/new/model.onnx"], "/dev/null/new: not a directory"),
         (
             ["--to", "safetensors", "--batch", "4", "--out", "x.safetensors"],
             "goes with a graph only",

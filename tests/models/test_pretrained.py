@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from capsroute import create_model
+from capsroute import create_model, list_models
 from capsroute.inference import Prediction, Predictor
 from capsroute.models import model_info, pretrained
 from capsroute.models.pretrained import (
@@ -20,7 +21,7 @@ from capsroute.models.pretrained import (
     pack,
     pretrained_path,
 )
-from capsroute.models.weights import load_model, load_tensors, read_metadata
+from capsroute.models.weights import load_model, load_tensors, read_metadata, save_model
 from shipped_samples import SAMPLES, read_sample, read_sheet, sample_pictures
 
 SHIPPED = sorted(FILES.glob("*.safetensors"))
@@ -143,7 +144,7 @@ def test_a_new_class_layer_on_shipped_weights():
     torch.manual_seed(0)
     model = create_model(SMALL, num_classes=3)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
-    left = load_backbone(model, pretrained_path(SMALL))
+    left = load_backbone(model, SMALL)
     assert left == ["capsules.layers.1.weight"]
     shipped = load_tensors(pretrained_path(SMALL))
     for key, value in model.state_dict().items():
@@ -157,18 +158,52 @@ def test_a_new_class_layer_on_shipped_weights():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_classes": 3}, r"`num_classes` must be 10 .* got 3; `load_backbone` copies"),
-        ({"image_size": (36, 40)}, r"`image_size` must be 36 .* got \(36, 40\)"),
+        (
+            {"image_size": (36, 40)},
+            r"`image_size` must be 36 .* got \(36, 40\); `capsroute.models.load_backbone` copies",
+        ),
         ({"in_channels": 3}, "`in_channels` must be 1 .* got 3"),
-        ({"multilabel": False}, "`multilabel` must be True .* got False"),
         ({"iterations": 3}, "`iterations` must be one of 1, 2, 4 .* got 3"),
         ({"layer_norm": False}, "does not fit inverted_small_multimnist"),
+        ({"layer_norm": False, "num_classes": 3}, "does not fit inverted_small_multimnist"),
     ],
 )
 def test_other_models_than_the_shipped_one(options, message):
     with pytest.raises(ValueError, match=message) as caught:
         create_model(SMALL, pretrained=True, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [SMALL, "inverted_resnet_cifar10"])
+def test_other_classes_have_a_new_class_layer_and_shipped_weights_below(name, caplog):
+    with caplog.at_level(logging.INFO, logger="capsroute"):
+        torch.manual_seed(0)
+        model = create_model(name, pretrained=True, num_classes=3, multilabel=False)
+    torch.manual_seed(0)
+    initial = create_model(name, num_classes=3).state_dict()
+    shipped = load_model(name).state_dict()
+    new = f"capsules.layers.{len(model.capsules.layers) - 1}.weight"
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, (initial if key == new else shipped)[key]), key
+    assert caplog.messages == [f"{name}: loaded the weights that ship; new: {new}"]
+    assert model.class_names is None and not model.task.multilabel
+
+
+def test_a_run_is_a_start_as_well(tmp_path):
+    trained = create_model(SMALL, num_classes=3)
+    save_model(trained, tmp_path / "model.safetensors")
+    for source in (tmp_path, str(tmp_path), tmp_path / "model.safetensors"):
+        model = create_model(SMALL, num_classes=3)
+        assert load_backbone(model, source) == []
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, trained.state_dict()[key]), key
+    with pytest.raises(ValueError, match="no such model; expected a run's folder"):
+        load_backbone(model, tmp_path / "missing" / "run")
+
+
+def test_models_whose_weights_ship():
+    assert list_models(pretrained=True) == list_pretrained()
+    assert list_models("*cifar10", pretrained=True) == ["inverted_resnet_cifar10"]
 
 
 def test_names_without_weights():

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import capsroute
 from capsroute import create_model
+from capsroute.models import registry
 from capsroute.models.weights import load_model, load_weights, read_metadata, save_model
 
 
@@ -40,9 +42,37 @@ def test_files_that_do_not_fit_are_refused_in_one_line(saved, tmp_path):
     with pytest.raises(ValueError, match="must hold weights of cnn_cifar10") as caught:
         load_weights(create_model("cnn_cifar10"), path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(ValueError, match=r"no such model; .* did you mean '.*model.safetensors'"):
         load_model(tmp_path / "missing.safetensors")
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="whole safetensors file"):
         load_model(broken)
+
+
+def test_a_model_loads_by_whatever_the_commands_take(saved):
+    model, path = saved
+    for source in (path, str(path), path.parent, str(path.parent)):
+        assert torch.equal(capsroute.load_model(source).classifier.weight, model.classifier.weight)
+    shipped = capsroute.load_model("inverted_small_multimnist", iterations=4)
+    expected = create_model("inverted_small_multimnist", pretrained=True, iterations=4)
+    assert torch.equal(shipped.classifier.weight, expected.classifier.weight)
+
+
+def test_sources_that_are_no_model(tmp_path):
+    for source, message in (
+        (tmp_path, "holds no model.safetensors; expected the folder of a run"),
+        ("cnn_cifar10", "no weights ship for 'cnn_cifar10'"),
+        ("inverted_smal_multimnist", "did you mean 'inverted_small_multimnist'"),
+        (tmp_path / "a" / "b", "expected a run's folder, a checkpoint or a pretrained model"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_model(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_nobody_registered_says_how_to(saved, monkeypatch):
+    _, path = saved
+    monkeypatch.delitem(registry._REGISTRY, "inverted_small_multimnist")
+    with pytest.raises(ValueError, match=r"no imported module registers: .* --import MODULE"):
+        load_model(path)

@@ -9,11 +9,13 @@ import torch
 
 from capsroute import create_model
 from capsroute.models.weights import load_model, read_metadata
+from capsroute.train import engine
 from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import DataConfig, ModelConfig, OptimConfig, load_config
 from capsroute.train.distributed import Processes
 from capsroute.train.engine import DivergedError, train
+from capsroute.train.held_out import HeldOut
 from capsroute.train.interruption import Interrupted
 from capsroute.train.reporting import Reporter
 from capsroute.train.step import TrainStep
@@ -104,6 +106,106 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, tmp_path, stop, signum):
     run(config, tmp_path / "stopped")
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+class StopInEvaluation:
+    """Raises a user's signal in a batch of evaluation, counted from 0 over all evaluations."""
+
+    def __init__(self, monkeypatch, at=None):
+        original, self.done = HeldOut._add, 0
+
+        def add(held_out, images, targets):
+            original(held_out, images, targets)
+            self.done += 1
+            if at == self.done - 1:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(HeldOut, "_add", add)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("checkpoint_every", [0, 100])
+@pytest.mark.parametrize(("share", "step"), [(0.0, 6), (0.4, 6), (0.5, 12), (0.8, 12)])
+def test_a_run_stopped_while_it_is_evaluated_goes_on_bit_for_bit(
+    config, tmp_path, monkeypatch, share, step, checkpoint_every, staged
+):
+    if staged:
+        monkeypatch.setattr(engine, "capture_note", lambda split, job, runtime: None)
+    config = dataclasses.replace(config, eval_batch_size=2, checkpoint_every=checkpoint_every)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        batches = StopInEvaluation(patch)
+        run(config, whole)
+    assert batches.done >= 8
+    with monkeypatch.context() as patch:
+        stop = StopInEvaluation(patch, at=int(share * batches.done))
+        with pytest.raises(Interrupted) as caught:
+            run(config, stopped)
+    assert stop.done == int(share * batches.done) + 1  # not a batch more
+    assert caught.value.signum == signal.SIGINT and caught.value.step == step
+    assert [record["step"] for record in metrics(stopped)] == list(range(6, step, 6))
+    run(config, stopped)
+    assert weights(stopped) == weights(whole)
+    assert metrics(stopped) == metrics(whole)
+
+
+def test_a_run_stopped_in_the_evaluation_it_resumed_with_goes_on(config, tmp_path, monkeypatch):
+    run(config, tmp_path / "whole")
+    out = tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        run(config, out, StopAt(6))
+    with monkeypatch.context() as patch:
+        StopInEvaluation(patch, at=0)
+        with pytest.raises(Interrupted) as caught:
+            run(config, out)
+    assert caught.value.step == 6 and metrics(out) == []
+    run(config, out)
+    assert weights(out) == weights(tmp_path / "whole")
+    assert metrics(out) == metrics(tmp_path / "whole")
+
+
+def test_a_run_killed_after_its_evaluation_measures_it_again_not_twice(config, tmp_path):
+    """The checkpoint is older than the line of metrics; random poses must draw the same numbers."""
+    config = dataclasses.replace(config, checkpoint_every=6)
+
+    class KillAt(Reporter):
+        def step(self, done):
+            if done == 7:
+                raise KeyboardInterrupt
+
+    run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "killed", KillAt())
+    assert len(metrics(tmp_path / "killed")) == 1
+    run(config, tmp_path / "killed")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_an_older_version_was_evaluated_already(config, tmp_path):
+    """There, the evaluation came first, and its averages were forgotten before the checkpoint."""
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "run", StopAt(6))
+    folder = RunFolder(tmp_path / "run")
+    state = torch.load(folder.state, weights_only=True)
+    del state["evaluation_due"]
+    folder.save_state(state)
+    folder.metrics.write_text(json.dumps({"step": 6, "epoch": 1.0, "test_accuracy": 99.0}) + "\n")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "run", StopAt(7))
+    assert [record["test_accuracy"] for record in metrics(tmp_path / "run")] == [99.0]
+
+
+def test_the_first_signal_is_told_once(config, tmp_path):
+    told = []
+
+    class Listens(StopAt):
+        def stopping(self, signum):
+            told.append(signum)
+
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "run", Listens(3, signal.SIGINT))
+    assert told == [signal.SIGINT]
 
 
 def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, tmp_path):
@@ -325,10 +427,11 @@ def test_initial_weights_follow_the_seed(config):
     ("change", "message"),
     [
         ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
+        ({"seed": 2**63}, r"`seed` must be below 2\*\*63, got 9223372036854775808"),
         ({"steps": 0}, "`steps` must be at least 1, got 0"),
-        ({"optim": OptimConfig(lr=-1.0)}, "`lr` must not be negative, got -1.0"),
+        ({"optim": OptimConfig(lr=-1.0)}, "`lr` must be finite and not negative, got -1.0"),
         ({"optim": OptimConfig(ema=1.0)}, r"`ema` must be in \[0, 1\), got 1.0"),
-        ({"optim": OptimConfig(lr=float("nan"))}, "`lr` must not be negative, got nan"),
+        ({"optim": OptimConfig(lr=float("nan"))}, "`lr` must be finite and not negative, got nan"),
         ({"sync_bn": True, "model": ModelConfig(bn_group=16)}, "`bn_group` must not be given"),
         ({"sync_bn": True, "optim": OptimConfig(accumulate=2)}, "`accumulate` must be 1 with"),
         ({"optim": OptimConfig(accumulate=9)}, r"`accumulate` must be between 1 and .* got 9"),

@@ -1,7 +1,8 @@
 import pytest
 from PIL import Image
 
-from capsroute.train.metrics import draw_curves
+from capsroute import drawing
+from capsroute.train.metrics import FEW, draw_curves
 
 RECORD = {"epoch": 1.0, "train_accuracy": 50.0, "train_loss": 1.0}
 
@@ -12,3 +13,13 @@ def test_curves_of_data_with_any_name(tmp_path, name):
     draw_curves([RECORD], tmp_path / "curves.png", f"own_images_{name}")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.size == (1080, 432)
+
+
+@pytest.mark.parametrize(("count", "marker"), [(1, "o"), (FEW, "o"), (FEW + 1, "None")])
+def test_few_points_are_marked(tmp_path, monkeypatch, count, marker):
+    figures, original = [], drawing.png
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or original(figure))
+    records = [RECORD | {"epoch": float(index)} for index in range(count)]
+    draw_curves(records, tmp_path / "curves.png", "marked")
+    lines = [line for axis in figures[0].axes for line in axis.get_lines()]
+    assert len(lines) == 2 and all(line.get_marker() == marker for line in lines)

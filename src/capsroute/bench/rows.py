@@ -1,4 +1,4 @@
-"""The benchmark's file: CSV, one row a case, with all that is needed to compare rows."""
+"""The benchmark's file: CSV, one row for each case, with all that is needed to compare rows."""
 
 import csv
 import io

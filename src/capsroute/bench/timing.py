@@ -18,7 +18,7 @@ SETTLE = 0.3  # seconds of work before timing
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a call; peak memory of the GPU's tensors, unknown on a CPU."""
+    """Milliseconds per call; peak memory of the GPU's tensors, unknown on a CPU."""
 
     median_ms: float
     p20_ms: float

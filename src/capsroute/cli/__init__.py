@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import capsroute
 from capsroute.cli.errors import UsageError, one_line
@@ -82,6 +83,7 @@ def _drop_what_nobody_takes() -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
+    arguments = _import_modules(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return
@@ -91,16 +93,47 @@ def _dispatch(arguments: list[str]) -> None:
     name, *rest = arguments
     if name not in COMMANDS:
         raise UsageError(f"no command {name!r}{nearest(name, COMMANDS)}")
+    if any(_is_import(argument) for argument in rest):
+        raise UsageError(f"`--import` comes before the command: capsroute --import MODULE {name} …")
     module = importlib.import_module(f"capsroute.cli.{_MODULES.get(name, name)}")
     module.main(rest)
 
 
+def _import_modules(arguments: list[str]) -> list[str]:
+    """Import what `--import` names before the command, which registers models; returns the rest."""
+    while arguments and _is_import(arguments[0]):
+        option, *rest = arguments
+        _, given, module = option.partition("=")
+        if not given:
+            module, rest = (rest[0], rest[1:]) if rest else ("", [])
+        _import_module(module)
+        arguments = rest
+    return arguments
+
+
+def _is_import(argument: str) -> bool:
+    return argument.split("=")[0] == "--import"
+
+
+def _import_module(name: str) -> None:
+    if not name or name.startswith("-"):
+        raise UsageError("`--import` must be followed by a module's name")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # `python -m capsroute` has it, the script has not
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # whatever a user's module raises
+        raise UsageError(f"`--import` {name}: {type(error).__name__}: {error}") from error
+
+
 def _overview() -> str:
     lines = [f"capsroute {capsroute.__version__}: capsule networks that route by attention", ""]
-    lines += ["usage: capsroute COMMAND [OPTIONS]", ""]
+    lines += ["usage: capsroute [--import MODULE] COMMAND [OPTIONS]", ""]
     lines += [f"  {name:<11}{summary}" for name, summary in COMMANDS.items()]
     lines += [
         "",
         "`capsroute COMMAND --help` explains a command; `--debug` adds tracebacks to errors.",
+        "`--import MODULE` first imports a module of yours, such as one that registers a model.",
     ]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from capsroute.bench.cases import Case, plan_cases
+from capsroute.bench.cases import Case, Dtype, plan_cases
 from capsroute.bench.check import agrees_with_reference
 from capsroute.bench.rows import Row, append_row, find_row, read_rows
 from capsroute.bench.timing import time_case
@@ -20,6 +20,25 @@ from capsroute.devices import choose_device
 from capsroute.train.provenance import device_name, versions
 
 DEFAULT = ("inverted_resnet_cifar10:1,2,4",)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How every case is measured."""
+
+    batch: tuple[int, ...]
+    dtype: Dtype
+    repeats: int
+    compile: bool
+
+    def __str__(self) -> str:
+        batch = ", ".join(map(str, self.batch))
+        how = "compiled" if self.compile else "not compiled"
+        return f"batch {batch}, {self.dtype}, {self.repeats} calls, {how}"
+
+
+ON_GPU = Conditions(batch=(128,), dtype="bfloat16", repeats=50, compile=True)
+ON_CPU = Conditions(batch=(8,), dtype="float32", repeats=5, compile=False)
 
 
 @dataclass(frozen=True)
@@ -41,12 +60,13 @@ class Options:
     """Models, each with the iteration counts to measure; its own count unless given."""
     modes: tuple[Literal["train", "infer"], ...] = ("train", "infer")
     """Training steps, forward passes, or both."""
-    batch: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = (128,)
-    """Images a step."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32."""
+    batch: Annotated[tuple[int, ...] | None, optional("N…")] = None
+    """Images in a step; 128 on a GPU and 8 on a CPU unless given."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, optional("{float32,bfloat16}")] = None
+    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32.
+    bfloat16 on a GPU and float32 on a CPU unless given."""
     bn_group: Annotated[int | None, optional("N")] = None
-    """Images a BatchNorm group sees (ResNet backbones)."""
+    """Images that a BatchNorm group sees (ResNet backbones)."""
     impl: Literal["auto", "triton", "tiled"] = "auto"
     """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
     backbone: Annotated[str | None, optional("timm/NAME")] = None
@@ -57,10 +77,10 @@ class Options:
     """Whether a ResNet backbone alone is timed too, with average pooling and a linear layer."""
     reference: bool = False
     """Time `impl="reference"` too, which holds every vote; it may not fit."""
-    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 50
-    """Calls that are timed."""
-    compile: bool = True
-    """Whether models are compiled with torch.compile."""
+    repeats: Annotated[int | None, optional("N")] = None
+    """Calls that are timed; 50 on a GPU and 5 on a CPU unless given."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile the models with torch.compile; auto: on a GPU."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     out: Annotated[Path | None, optional("FILE.csv")] = None
@@ -70,20 +90,23 @@ class Options:
 def main(arguments: list[str]) -> None:
     options = parse(Options, "bench", arguments, config=FLAGS)
     device = choose_device(options.device)
-    cases = _plan(options)
+    conditions = _conditions(options, device)
+    if device.type == "cpu":
+        print(f"this measures a CPU, which is slow: {conditions}", flush=True)
+    cases = _plan(options, conditions)
     where = {"device": device_name(device), **versions()}
     known = read_rows(options.out) if options.out else []
     rows: dict[Case, Row] = {}
     failed: list[Case] = []
     for number, case in enumerate(cases, start=1):
         print(f"[{number}/{len(cases)}] {case}: ", end="", flush=True)
-        row = find_row(case, options.compile, known, where)
+        row = find_row(case, conditions.compile, known, where)
         if row is not None:
             print(f"in {options.out} already", flush=True)
             rows[case] = row
             continue
         try:
-            row = _measure(case, device, options, where)
+            row = _measure(case, device, conditions, where)
         except Exception as error:  # whatever a compiler makes of one case, the others go on
             print(f"failed: {one_line(str(error))[:300] or type(error).__name__}", flush=True)
             failed.append(case)
@@ -102,16 +125,28 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _plan(options: Options) -> list[Case]:
-    for name in ("batch", "repeats"):
-        value = getattr(options, name)
-        if min(value if isinstance(value, tuple) else (value,)) < 1:
-            raise UsageError(f"`--{name}` must be at least 1, got {value}")
+def _conditions(options: Options, device: torch.device) -> Conditions:
+    """What was given; the rest so that it ends within minutes where it runs."""
+    usual = ON_CPU if device.type == "cpu" else ON_GPU
+    chosen = Conditions(
+        batch=usual.batch if options.batch is None else options.batch,
+        dtype=usual.dtype if options.dtype is None else options.dtype,
+        repeats=usual.repeats if options.repeats is None else options.repeats,
+        compile=usual.compile if options.compile == "auto" else options.compile == "yes",
+    )
+    for name, values in (("batch", chosen.batch), ("repeats", (chosen.repeats,))):
+        if min(values, default=0) < 1:
+            given = " ".join(map(str, values)) or "nothing"
+            raise UsageError(f"`--{name}` must be at least 1, got {given}")
+    return chosen
+
+
+def _plan(options: Options, conditions: Conditions) -> list[Case]:
     return plan_cases(
         options.models,
         options.modes,
-        options.batch,
-        dtype=options.dtype,
+        conditions.batch,
+        dtype=conditions.dtype,
         alone=options.alone,
         reference=options.reference,
         impl=options.impl,
@@ -121,10 +156,12 @@ def _plan(options: Options) -> list[Case]:
     )
 
 
-def _measure(case: Case, device: torch.device, options: Options, where: dict[str, object]) -> Row:
+def _measure(
+    case: Case, device: torch.device, conditions: Conditions, where: dict[str, object]
+) -> Row:
     checked = case.impl == "reference" or agrees_with_reference(case, device)
-    timing = time_case(case, device, repeats=options.repeats, compile=options.compile)
-    return Row(case, timing, options.compile, checked, where)
+    timing = time_case(case, device, repeats=conditions.repeats, compile=conditions.compile)
+    return Row(case, timing, conditions.compile, checked, where)
 
 
 def _summary(row: Row) -> str:

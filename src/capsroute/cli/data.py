@@ -44,7 +44,7 @@ OVERVIEW = """\
 usage: capsroute data COMMAND [OPTIONS]
 
 Show, fetch and check datasets. A dataset is a name that `list` prints, or a folder: images, one
-sub-folder a class, or files in MNIST's idx format.
+sub-folder for each class, or files in MNIST's idx format.
 
   list       The datasets, and which of them are here.
   show       Write some images of a dataset, with their labels, as one PNG.
@@ -282,7 +282,7 @@ def _list(arguments: list[str]) -> None:
     print(
         f"Looked for in {root}.\n"
         "`capsroute data download NAME` fetches one that is missing.\n"
-        "The path of a folder of images, one sub-folder a class, is a dataset too."
+        "The path of a folder of images, one sub-folder for each class, is a dataset too."
     )
 
 

@@ -1,6 +1,5 @@
 """`capsroute eval`"""
 
-import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.weights import load_model
+from capsroute.nearest import nearest_path
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config
@@ -165,9 +165,8 @@ def _find(path: Path) -> tuple[Path, Config | None]:
     """The weights, and the config of the run that they belong to, if any."""
     path = path.expanduser()
     if not path.exists():
-        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, n=1)
-        hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+        close = nearest_path(path)
+        hint = f"; did you mean {str(close)!r}?" if close else ""
         if str(path) in list_pretrained():
             hint = f"; did you mean `--pretrained {path}`?"
         raise UsageError(f"{path}: no such run or checkpoint{hint}")
@@ -228,7 +227,7 @@ def check_fit(model: ImageClassifier, dataset: Dataset, crop: int | None = None)
     several = dataset.task == "multilabel"
     if model.task.multilabel != several:
         kinds = {True: "any number of classes", False: "one class"}
-        raise _misfit(model, dataset, f"predicts {kinds[not several]} an image", kinds[several])
+        raise _misfit(model, dataset, f"predicts {kinds[not several]} per image", kinds[several])
     theirs = len(dataset.class_names)
     if model.num_classes != theirs:
         raise _misfit(model, dataset, f"knows {model.num_classes} classes", str(theirs))

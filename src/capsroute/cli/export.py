@@ -33,7 +33,7 @@ class Options:
     out: Annotated[Path | None, optional("FILE")] = None
     """The file to write, or a folder for it; named after MODEL unless given. A file is replaced."""
     batch: Annotated[int | None, optional("N")] = None
-    """Fix the number of images a call takes; any number unless given."""
+    """Fix the number of images that a call takes; any number unless given."""
     iterations: Annotated[int | None, optional("N")] = None
     """Routing iterations; the model's own unless given."""
 

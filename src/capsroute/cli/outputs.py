@@ -7,13 +7,11 @@ from capsroute.cli.errors import UsageError
 
 
 def file_to_write(path: Path) -> Path:
-    """A path in a folder that takes files, and no folder itself."""
+    """A path in a folder that takes files, and no folder itself; its folder is made if needed."""
     path = path.expanduser()
     if path.is_dir():
         raise UsageError(f"`--out` must be a file, got {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"`--out` must lie in a folder that exists, got {path}")
-    _check_writable(path.parent)
+    folder_to_write_to(path.parent)
     return path
 
 
@@ -22,7 +20,13 @@ def folder_to_write_to(path: Path) -> Path:
     path = path.expanduser()
     if path.exists() and not path.is_dir():
         raise UsageError(f"`--out` must be a folder, got {path}: it is a file")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"`--out` must be where files may be written, got {path}: {reason}"
+        ) from error
     _check_writable(path)
     return path
 

@@ -1,18 +1,28 @@
 """tyro's parser with our errors: one line that says what to do."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
 from capsroute.cli.errors import UsageError, one_line
 
 Parsed = TypeVar("Parsed")
+ALIASES = {
+    "learning-rate": "lr",
+    "epoch": "epochs",
+    "batch": "batch-size",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+    "gpu": "device",
+}
+"""What other programs call our options."""
 FLAGS = (tyro.conf.FlagCreatePairsOff,)
 """For `parse`: `--strict` without a `--no-strict` beside it."""
 
@@ -25,20 +35,67 @@ def optional(metavar: str) -> Any:
 def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any) -> Parsed:
     """A dataclass of options from the command line; tyro's boxed errors become our one line."""
     boxed, help_text = io.StringIO(), io.StringIO()
+    switches = _switches(options)
+    spelled = _spelled_out(arguments, switches)
     try:
         with (
             contextlib.redirect_stderr(boxed),
             contextlib.redirect_stdout(help_text),
             _at_most_columns(100),
         ):
-            return tyro.cli(options, prog=f"capsroute {command}", args=arguments, **more)
+            return tyro.cli(options, prog=f"capsroute {command}", args=spelled, **more)
     except SystemExit as stop:
         if not stop.code:
-            print(_without_none(help_text.getvalue()), end="")
+            print(_without_none(_as_pairs(help_text.getvalue(), switches)), end="")
             raise
-        raise UsageError(
-            f"{_unboxed(boxed.getvalue())} (see `capsroute {command} --help`)"
-        ) from None
+        told = _unboxed(boxed.getvalue())
+        hint = "" if "did you mean" in told else _alias_hint(told, _option_names(options))
+        raise UsageError(f"{told}{hint} (see `capsroute {command} --help`)") from None
+
+
+def _switches(options: Any) -> set[str]:
+    """Options that are on, off, or left to something else."""
+    found = set()
+    for name, kind in get_type_hints(options).items():
+        if dataclasses.is_dataclass(kind):
+            found |= _switches(kind)
+        elif kind == bool | None:
+            found.add(name.replace("_", "-"))
+    return found
+
+
+def _spelled_out(arguments: list[str], switches: set[str]) -> list[str]:
+    """`--layer-norm` and `--no-layer-norm` as tyro wants them, with a value."""
+    spelled = {f"--{name}": [f"--{name}", "True"] for name in switches}
+    spelled |= {f"--no-{name}": [f"--{name}", "False"] for name in switches}
+    words: list[str] = []
+    for index, argument in enumerate(arguments):
+        has_value = arguments[index + 1 : index + 2] in (["True"], ["False"])
+        words += [argument] if has_value else spelled.get(argument, [argument])
+    return words
+
+
+def _as_pairs(text: str, switches: set[str]) -> str:
+    """Help that shows them like `--flip, --no-flip`; what is shorter leaves blanks."""
+    for name in switches:
+        shown = f"--{name} {{None,True,False}}"
+        text = text.replace(shown, f"--{name}, --no-{name}".ljust(len(shown)))
+    return text
+
+
+def _option_names(options: Any) -> set[str]:
+    """Of a dataclass and those inside it, as they are typed."""
+    names = set()
+    for name, kind in get_type_hints(options).items():
+        inside = dataclasses.is_dataclass(kind)
+        names |= _option_names(kind) if inside else {name.replace("_", "-")}
+    return names
+
+
+def _alias_hint(told: str, known: set[str]) -> str:
+    given = re.match(r"Unrecognized options: --([\w-]+)", told)
+    ours = ALIASES.get(given[1].replace("_", "-")) if given else None
+    return f"; did you mean --{ours}?" if ours in known else ""
 
 
 @contextlib.contextmanager

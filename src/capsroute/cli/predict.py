@@ -47,9 +47,9 @@ class Options:
     How images are brought to the model's size and colours is written in its checkpoint. Nothing
     is inverted: the shipped digit models know light digits on a dark ground, as MNIST has them.
 
-    --json prints one object a line, {"file", "labels", "ranked": [[class, probability], …]}; --csv
-    a header and a row for each image. A file that cannot be read is named on stderr, the others
-    go on, and the exit status is 1.
+    --json prints one object per line, {"file", "labels", "ranked": [[class, probability], …]};
+    --csv a header and a row for each image. A file that cannot be read is named on stderr, the
+    others go on, and the exit status is 1.
 
     For example `capsroute predict runs/pets photo.jpg`,
     `capsroute predict model.onnx photos/ '*.png' --json`,
@@ -61,12 +61,12 @@ class Options:
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")] = ()
     """Files, folders (with all below them), patterns, or - for one image on stdin."""
     from_list: Annotated[str | None, optional("FILE")] = None
-    """A file with a path a line, or - for stdin, beside or instead of IMAGES."""
+    """A file with one path per line, or - for stdin, beside or instead of IMAGES."""
     top_k: Annotated[int | None, optional("K")] = None
     """Classes to show with their probabilities, all of them where there are fewer; unless given 3,
     and in the table those that would show as 0.0 % are left out."""
     json: bool = False
-    """One JSON object a line."""
+    """One JSON object per line."""
     csv: bool = False
     """A table for other programs."""
     strict: bool = False
@@ -128,7 +128,7 @@ def _listed(file: str) -> list[str]:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
-            f"`--from-list` must name a file with a path a line, got {file}: {reason}"
+            f"`--from-list` must name a file with one path per line, got {file}: {reason}"
         ) from error
     return [line for line in text.splitlines() if line.strip()]
 

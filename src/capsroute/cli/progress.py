@@ -1,10 +1,11 @@
 """Long work on the screen: a training run as a live bar or plain lines, other work as bars."""
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,7 +59,22 @@ def _evaluation(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class LineReporter(ScreenReporter):
+class SpeakingReporter(ScreenReporter):
+    """Says what is alike on a terminal and in a log."""
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.message(_evaluation(record))
+
+    def stopping(self, signum: int) -> None:
+        if signum == signal.SIGALRM:  # a deadline that the user set
+            return
+        again = "Ctrl-C again" if signum == signal.SIGINT else "the same signal again"
+        text = f"\nstopping: a checkpoint is saved first; {again} to stop at once, without it\n"
+        with contextlib.suppress(OSError):  # nobody reads
+            os.write(2, text.encode())  # past all buffers, which a handler must not touch
+
+
+class LineReporter(SpeakingReporter):
     """A line now and then, for logs."""
 
     EVERY = 15.0  # seconds between lines of progress
@@ -77,9 +93,6 @@ class LineReporter(ScreenReporter):
             f"train {accuracy:.2f} %  {images_per_second:,.0f} images/s"
         )
 
-    def evaluated(self, record: dict[str, Any]) -> None:
-        self.message(_evaluation(record))
-
     def message(self, text: str) -> None:
         try:
             print(text, flush=True)
@@ -87,8 +100,8 @@ class LineReporter(ScreenReporter):
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (for the rest of the process)
 
 
-class LiveReporter(ScreenReporter):
-    """A bar with epoch, loss, accuracy, images a second and the time left."""
+class LiveReporter(SpeakingReporter):
+    """A bar with epoch, loss, accuracy, images per second and the time left."""
 
     def __init__(self) -> None:
         self.bar = Progress(
@@ -117,9 +130,6 @@ class LiveReporter(ScreenReporter):
         state = f"loss {loss:.3f}  {accuracy:.1f} %  {images_per_second:,.0f} images/s"
         self.bar.update(self.task, completed=done, epoch=f"{done / self.epoch:.1f}", state=state)
 
-    def evaluated(self, record: dict[str, Any]) -> None:
-        self.message(_evaluation(record))
-
     def message(self, text: str) -> None:
         self.bar.console.print(text, highlight=False)
 
@@ -127,7 +137,7 @@ class LiveReporter(ScreenReporter):
         self.bar.stop()
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress_bars() -> Iterator[Callable[[str], Listener]]:
     """What begins a bar of some name, and gives what to tell the progress to.
 

@@ -63,9 +63,9 @@ class Options:
     partition: Annotated[str | None, optional("NAME")] = None
     """With --slurm: the partition; the cluster's default unless given."""
     gpus: int = 1
-    """With --slurm: GPUs a job."""
+    """With --slurm: GPUs for each job."""
     minutes: int = 240
-    """With --slurm: time a job may take before it is queued again."""
+    """With --slurm: minutes that a job may take before it is queued again."""
     sbatch: tuple[str, ...] = ()
     """With --slurm: other options of sbatch, such as account=mine mem=32G."""
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from capsroute.cli.errors import UsageError
+from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.parsing import parse
 from capsroute.cli.progress import make_reporter
 from capsroute.data import list_datasets
@@ -21,13 +22,21 @@ from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.base import CapsuleClassifier
 from capsroute.models.registry import model_info
 from capsroute.nearest import nearest
-from capsroute.train.build import Runtime
+from capsroute.train.build import Runtime, model_to_start_from
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
 
 OWN_IMAGES = "own_images"  # the preset for `--data FOLDER`
 TAKES_BACKBONE = "inverted_resnet_cifar10"  # the model for `--backbone NAME`
+
+FIRST_PRESETS = (
+    DEFAULT,
+    OWN_IMAGES,
+    "inverted_resnet_cifar10_r2",
+    "inverted_simple_cifar10_r2",
+    "fast_cifar10",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,9 @@ class Options:
 
 
 def main(arguments: list[str]) -> None:
+    if "--list" in arguments:
+        print("\n".join(["Presets:", *_preset_lines(list_presets())]))
+        return
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
     config = _named(_with_model(_with_folder(options.config), rest), name)
@@ -112,7 +124,10 @@ def _with_model(config: Config, arguments: list[str]) -> Config:
     start = config.model.pretrained
     if _given("--model", arguments) or (start is None and config.model.backbone is None):
         return config
-    model = start if start not in (None, "timm") else TAKES_BACKBONE
+    model = TAKES_BACKBONE
+    if start not in (None, "timm"):
+        with as_typed(iterations="--iterations"):
+            model = model_to_start_from(start, config.model.iterations)
     return replace(config, model=replace(config.model, model=model))
 
 
@@ -155,11 +170,16 @@ def _description(name: str) -> str:
         "  capsroute train --data ./my_images",
         "  capsroute train --data ./my_images --pretrained inverted_small_multimnist",
     ]
-    lines += ["  torchrun --nproc-per-node 2 -m capsroute train", "", "Presets:"]
-    width = max(map(len, list_presets()))
-    lines += [f"  {n:<{width}}  {preset(n).summary}" for n in list_presets()]
+    lines += ["  torchrun --nproc-per-node 2 -m capsroute train", ""]
+    lines += [f"Presets to begin with (`capsroute train --list` shows all {len(list_presets())}):"]
+    lines += _preset_lines(FIRST_PRESETS)
     lines += ["", f"Defaults below are those of {name}."]
     return "\n".join(lines)
+
+
+def _preset_lines(names: Sequence[str]) -> list[str]:
+    width = max(map(len, names))
+    return [f"  {name:<{width}}  {preset(name).summary}" for name in names]
 
 
 def _print_summary(summary: dict[str, object], out: Path) -> None:

@@ -90,7 +90,7 @@ def load_dataset(
 ) -> Dataset:
     """A dataset by name (`list_datasets()`), or from a folder.
 
-    A folder holds images, one sub-folder a class (see `image_folder`), or a set in MNIST's idx
+    A folder holds images, one sub-folder per class (see `image_folder`), or a set in MNIST's idx
     format. `root` is where `cifar10`, `cifar100` and `fashion_mnist` are looked for, and
     `default_root()` unless given; MNIST is inside the package.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .errors import DataError
 from .rng import Purpose, below, image_draws
-from .splits import resolve_device
+from .splits import Batch, render_one, resolve_device, row_of
 
 CANVAS = 36
 DIGIT = 28
@@ -90,6 +90,12 @@ class DiverseMultiMNIST:
 
     def __len__(self) -> int:
         return self.length
+
+    def __getitem__(self, index: int) -> Batch:
+        """Image `index` of one epoch, the same whenever asked; `TrainBatches` makes new ones."""
+        row = row_of(self, index)
+        draws = image_draws(0, 0, row, row + 1)
+        return render_one(self, torch.cat([torch.tensor([[row]]), draws], dim=1))
 
     @property
     def device(self) -> torch.device:

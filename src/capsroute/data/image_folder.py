@@ -1,4 +1,4 @@
-"""A folder of images, one sub-folder a class.
+"""A folder of images, one sub-folder per class.
 
     folder/cat/*.png, folder/dog/*.jpg                  the caller splits it
     folder/train/cat/…, folder/test/cat/…               `val` instead of `test`, or both
@@ -28,7 +28,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from .errors import DataError, MissingDataError
-from .splits import CPU, ArraySplit, Batch, move, resolve_device
+from .splits import CPU, ArraySplit, Batch, move, render_one, resolve_device, row_of
 
 LARGEST_INFERRED = 64
 """The side that images are brought to when they are larger and no size was asked for."""
@@ -102,6 +102,9 @@ class FolderSplit:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def __getitem__(self, index: int) -> Batch:
+        return render_one(self, torch.tensor([[row_of(self, index)]]))
 
     @property
     def resident(self) -> bool:
@@ -290,7 +293,7 @@ def _try_each(
 
 def _existing_folder(path: Path) -> Path:
     if path.is_file():
-        raise DataError(f"{path} is a file; expected a folder with one sub-folder a class")
+        raise DataError(f"{path} is a file; expected a folder with one sub-folder per class")
     if not path.is_dir():
         raise MissingDataError(f"{path}: no such folder; expected one with a sub-folder a class")
     return path

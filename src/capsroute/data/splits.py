@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .augment import to_float
 from .errors import DataError
 from .rng import Purpose, random_keys
 
@@ -20,6 +22,12 @@ class Split(Protocol):
     """A part of a dataset: training, validation or test images with their targets."""
 
     def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Batch:
+        """An image as models take it, float `(C, H, W)` in [0, 1], and its target.
+
+        With `__len__` this is a dataset for `torch.utils.data.DataLoader`.
+        """
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +73,9 @@ class ArraySplit:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __getitem__(self, index: int) -> Batch:
+        return render_one(self, torch.tensor([[row_of(self, index)]]))
+
     @property
     def resident(self) -> bool:
         return self.images.device == self.device
@@ -82,6 +93,21 @@ class ArraySplit:
 
     def subset(self, rows: Tensor) -> ArraySplit:
         return replace(self, images=self.images[rows], targets=self.targets[rows])
+
+
+def row_of(split: Split, index: int) -> int:
+    """`index` counted from the start; an IndexError, which ends a loop, past either end."""
+    row = operator.index(index)
+    count = len(split)
+    if not -count <= row < count:
+        raise IndexError(f"`index` must be in [{-count}, {count}), got {row}")
+    return row % count
+
+
+def render_one(split: Split, plan: Tensor) -> Batch:
+    """The image of a plan of one row, as floats, and its target."""
+    images, targets = split.render(move(plan, split.device) if split.resident else plan)
+    return to_float(images)[0], targets[0]
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

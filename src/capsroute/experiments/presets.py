@@ -156,7 +156,7 @@ def fast_cifar100() -> Config:
 
 @register
 def own_images() -> Config:
-    """A folder of images, one sub-folder a class; the preset of `capsroute train --data FOLDER`.
+    """A folder of images, one sub-folder per class; the preset of `capsroute train --data FOLDER`.
 
     The paper's best model where there is a GPU; on a CPU the small one, at about a minute for a
     thousand steps on images of 36×36. Images are not mirrored unless `--flip` says so: letters

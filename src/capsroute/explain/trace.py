@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.dynamic import DynamicConvCaps, DynamicLinearCaps
 from capsroute.layers.em import EMClassCaps
+from capsroute.layers.inverted import InvertedCaps
 from capsroute.models.base import CapsuleClassifier, ImageClassifier, Routing
 from capsroute.models.dynamic import DynamicCapsNet
 from capsroute.models.em import EMCapsNet
 from capsroute.models.inverted import InvertedCapsNet
 from capsroute.ops.inverted import reference
+
+OURS = (InvertedCaps, DynamicConvCaps, DynamicLinearCaps)
 
 Grid = tuple[int, int, int]
 """(rows, columns, capsules) of a layer; a linear layer is one position."""
@@ -125,15 +129,34 @@ def trace(model: ImageClassifier, images: Tensor) -> Trace:
         finish = _held_norm(module, held, poses)
         layers.append(replace(layer, finish=finish))
         below, grid = poses, layer.parents
-    return Trace(model, pixels, primary, layers, routing)
+    result = Trace(model, pixels, primary, layers, routing)
+    for module in modules:
+        if not isinstance(module, OURS):
+            _check_rebuilt(result, module)
+    return result
+
+
+def _check_rebuilt(result: Trace, module: nn.Module) -> None:
+    """A layer of one's own may do to its votes what is not known here."""
+    if not torch.allclose(result.rebuilt.scores, result.routing.scores, rtol=1e-3, atol=1e-3):
+        raise TypeError(
+            f"`model` cannot be explained with a {type(module).__name__}: its poses must be the "
+            "sum of its children's votes, each times its coefficient, then its `norm`"
+        )
 
 
 def check_explainable(model: ImageClassifier) -> None:
-    if not isinstance(model, InvertedCapsNet | DynamicCapsNet | EMCapsNet):
+    if isinstance(model, InvertedCapsNet | DynamicCapsNet | EMCapsNet):
+        return
+    if isinstance(model, CapsuleClassifier):
         raise TypeError(
-            f"`model` must route to be explained, got {model.name}: it has no capsules; "
-            "choose an inverted, dynamic or EM model"
+            f"`model` must be an inverted, dynamic or EM model to be explained, got {model.name}: "
+            "how its scores follow from its votes is not known; `model.route` shows its routing"
         )
+    raise TypeError(
+        f"`model` must route to be explained, got {model.name}: it has no capsules; "
+        "choose an inverted, dynamic or EM model"
+    )
 
 
 def _held_primary(module: Any, features: Tensor) -> Tensor:
@@ -146,7 +169,12 @@ def _held_primary(module: Any, features: Tensor) -> Tensor:
 
 
 def _linear_layer(module: nn.Module, children: Grid, poses: Tensor, r: Tensor) -> Layer:
-    weight: Any = module.weight
+    weight: Any = getattr(module, "weight", None)
+    if weight is None or weight.ndim not in (4, 6):
+        raise TypeError(
+            f"`model` cannot be explained with a {type(module).__name__}: its transforms must be "
+            "its `weight`, laid out as in LinearCaps or ConvCaps"
+        )
     conv = weight.ndim == 6
     return Layer(
         children=children,

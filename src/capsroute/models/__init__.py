@@ -2,7 +2,15 @@
 
 from capsroute.models import cnn, dynamic, em, inverted  # importing registers their models
 from capsroute.models.base import CapsuleClassifier, ImageClassifier, Routing, Task
-from capsroute.models.registry import ModelInfo, create_model, list_models, model_info
+from capsroute.models.pretrained import load_backbone
+from capsroute.models.registry import (
+    ModelInfo,
+    create_model,
+    list_models,
+    model_info,
+    register,
+)
+from capsroute.models.weights import load_model, save_model
 
 __all__ = [
     "CapsuleClassifier",
@@ -16,5 +24,9 @@ __all__ = [
     "em",
     "inverted",
     "list_models",
+    "load_backbone",
+    "load_model",
     "model_info",
+    "register",
+    "save_model",
 ]

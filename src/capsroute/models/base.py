@@ -52,14 +52,20 @@ class Normalize(nn.Module):
 
 def as_size(image_size: Size) -> tuple[int, int]:
     """`32` or `(32, 48)` -> (height, width), or a one-line error."""
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(size) != 2 or any(not isinstance(side, int) or side < 1 for side in size):
-        raise ValueError(f"`image_size` must be a positive integer or a pair, got {image_size!r}")
-    return size[0], size[1]
+    match image_size:
+        case (height, width) if _is_count(height) and _is_count(width):
+            return height, width
+        case int() as side if _is_count(side):
+            return side, side
+    raise ValueError(f"`image_size` must be a positive integer or a pair, got {image_size!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_count(argument: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_count(value):
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 
@@ -140,11 +146,20 @@ class ImageClassifier(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define `compute_scores`")
 
     def forward(self, images: Tensor) -> Tensor:
-        scores = self.compute_scores(self.prepare(images))
+        self._check_images(images)
+        if images.shape[0] == 0:  # a filter upstream may leave none; there is nothing to route
+            return images.new_zeros(0, self.num_classes, dtype=torch.float32)
+        scores = self.compute_scores(self.normalize(images))
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Check the images, then normalise them."""
+        """Check the images, one at least, then normalise them."""
+        self._check_images(images)
+        if images.shape[0] == 0:
+            raise ValueError("`images` must hold one image at least, got none")
+        return self.normalize(images)
+
+    def _check_images(self, images: Tensor) -> None:
         if not images.is_floating_point():
             raise TypeError(
                 f"`images` must be floating point in [0, 1], got {images.dtype}: "
@@ -156,7 +171,6 @@ class ImageClassifier(nn.Module):
             raise ValueError(
                 f"`images` must have shape (batch, {wanted}), got {tuple(images.shape)}"
             )
-        return self.normalize(images)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Scores as probabilities: softmax or sigmoid of logits; lengths and activations as is."""

@@ -5,6 +5,7 @@ card beside it. Matrices are stored in half precision; biases, norms and running
 weigh next to nothing, as they are.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from capsroute.models.weights import load_tensors, read_metadata, save_model
 from capsroute.nearest import nearest
 
 FILES = Path(__file__).parent / "files"
+_log = logging.getLogger("capsroute")
 
 
 def list_pretrained() -> list[str]:
@@ -55,7 +57,11 @@ def _shipped() -> dict[tuple[str, int | None], Path]:
 
 
 def load_pretrained(model: ImageClassifier) -> None:
-    """Give a model the weights that ship for it, or raise a ValueError that says what differs."""
+    """Give a model the weights that ship for it, or raise a ValueError that says what differs.
+
+    Only the number of classes, and whether an image may have several, is the caller's: weights
+    whose shape follows from it stay as they are, which is logged.
+    """
     if model.name not in list_pretrained():
         ships = ", ".join(list_pretrained())
         raise ValueError(
@@ -63,25 +69,44 @@ def load_pretrained(model: ImageClassifier) -> None:
         )
     path = pretrained_path(model.name, model.iterations)
     own = model_info(model.name).task
-    for field in ("num_classes", "image_size", "in_channels", "multilabel"):
+    for field in ("image_size", "in_channels"):
         wanted, given = getattr(own, field), getattr(model.task, field)
         if given not in (wanted, (wanted, wanted)):
             raise ValueError(
                 f"`{field}` must be {wanted} for the weights that ship for {model.name}, got "
-                f"{given}; `load_backbone` copies those that fit other images or classes"
+                f"{given}; `capsroute.models.load_backbone` copies those that fit other images"
             )
-    model.load_state_dict(load_tensors(path))
-    model.class_names = read_metadata(path)["class_names"]
+    weights = load_tensors(path)
+    if model.num_classes != own.num_classes:
+        new = _replace_misfits(weights, model.state_dict())
+        _log.info("%s: loaded the weights that ship; new: %s", model.name, ", ".join(new))
+    else:
+        model.class_names = read_metadata(path)["class_names"]
+    model.load_state_dict(weights)
 
 
-def load_backbone(model: ImageClassifier, path: str | Path) -> list[str]:
-    """Copy every weight of a file that fits the model; returns the names of those that do not.
+def _replace_misfits(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Put a model's own weights where those given have another shape; returns their names."""
+    new = [key for key in own if key in weights and weights[key].shape != own[key].shape]
+    weights.update((key, own[key]) for key in new)
+    return new
+
+
+def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
+    """Copy every weight that fits the model; returns the names of those that do not.
 
     Those keep their initial values: the class capsules, when the number of classes is another.
+    `source` is a run's folder, a checkpoint or the name of a model whose weights ship, as in
+    `capsroute.load_model`.
     """
+    from capsroute.models.sources import find_checkpoint  # which builds on this module
+
+    path = find_checkpoint(source, model.iterations)
     described = read_metadata(path)["model"]
     if described != model.name:
-        raise ValueError(f"`path` must hold weights of {model.name}, got {path} with {described}")
+        raise ValueError(
+            f"`source` must hold weights of {model.name}, got {source} with {described}"
+        )
     own, given = model.state_dict(), load_tensors(path)
     fits = {k: v for k, v in given.items() if k in own and v.shape == own[k].shape}
     model.load_state_dict(own | fits)

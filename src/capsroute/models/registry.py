@@ -4,6 +4,7 @@ import fnmatch
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from capsroute.models.base import TASKS, ImageClassifier, Size, Task
@@ -21,8 +22,15 @@ class ModelInfo:
     family: type[ImageClassifier]
     dataset: str
     task: Task
-    parameters: int
-    paper_accuracy: float | None  # percent, as the paper's table prints it
+    stated_parameters: int | None = None  # as the paper's table prints them, or as we counted
+    paper_accuracy: float | None = None  # percent, as the paper's table prints it
+
+    @cached_property
+    def parameters(self) -> int:
+        """Weights of the model as registered; counted by building it where they are not stated."""
+        if self.stated_parameters is not None:
+            return self.stated_parameters
+        return sum(parameter.numel() for parameter in self.build(self.task).parameters())
 
     @property
     def task_arguments(self) -> list[str]:
@@ -53,13 +61,23 @@ def register(
     dataset: str,
     *,
     iterations: int | None = None,
-    parameters: int,
-    paper_accuracy: float | None,
+    parameters: int | None = None,
+    paper_accuracy: float | None = None,
 ) -> Callable[[Builder], Builder]:
     """Decorator: put a model function into the registry under its own name.
 
     The function gets a `Task`, the dataset's with the caller's changes, and options by keyword.
+
+    Args:
+        family: the class of what the function returns, whose `OPTIONS` it takes as well.
+        dataset: what the model is for unless asked otherwise: `cifar10`, `cifar100` or
+            `diverse_multimnist`.
+        iterations: routing iterations unless asked otherwise; None for a model that does not route.
+        parameters: how many weights it has; counted when asked for unless given.
+        paper_accuracy: percent, where a paper states it.
     """
+    if dataset not in TASKS:
+        raise ValueError(f"`dataset` must be known, got {dataset!r}{nearest(dataset, TASKS)}")
     task = replace(TASKS[dataset], iterations=iterations)
 
     def add(build: Builder) -> Builder:
@@ -70,9 +88,15 @@ def register(
     return add
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """Names of the models that match a shell pattern, sorted."""
-    return sorted(fnmatch.filter(_REGISTRY, pattern))
+def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
+    """Names of the models that match a shell pattern, sorted; `pretrained`: whose weights ship."""
+    names = sorted(fnmatch.filter(_REGISTRY, pattern))
+    if not pretrained:
+        return names
+    from capsroute.models.pretrained import list_pretrained  # which builds on this module
+
+    shipped = list_pretrained()
+    return [name for name in names if name in shipped]
 
 
 def model_info(name: str) -> ModelInfo:
@@ -97,7 +121,8 @@ def create_model(
 
     Args:
         name: see `list_models()`.
-        pretrained: load the weights that ship with the package, trained with `iterations`.
+        pretrained: load the weights that ship with the package, trained with `iterations`. With
+            another `num_classes` the class layer starts new, and all others are loaded.
         num_classes: scores an image gets.
         image_size: an integer or (height, width).
         in_channels: 1 for grey, 3 for colour, or any other number.

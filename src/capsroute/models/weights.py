@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
-from capsroute.models.registry import create_model
+from capsroute.models.registry import create_model, list_models
 
 METADATA_KEY = "capsroute"
 
@@ -58,13 +58,20 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return json.loads(metadata[METADATA_KEY])
 
 
-def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
-    """Build the model that a file describes and load its weights.
+def load_model(source: str | Path, **changes: Any) -> ImageClassifier:
+    """Build the model that a checkpoint describes and load its weights.
 
-    `changes` are arguments of `create_model` that keep the shape of the weights, such as
-    `iterations`.
+    Args:
+        source: a run's folder, a checkpoint (`save_model`'s or `model.safetensors` of a run), or
+            the name of a model whose weights ship.
+        changes: arguments of `create_model` that keep the shape of the weights, such as
+            `iterations`.
     """
+    from capsroute.models.sources import find_checkpoint  # which builds on this module
+
+    path = find_checkpoint(source, changes.get("iterations"))
     metadata = read_metadata(path)
+    _check_registered(metadata["model"], path)
     config = {**metadata["config"], **changes}
     if isinstance(config.get("image_size"), list):
         config["image_size"] = tuple(config["image_size"])
@@ -74,6 +81,15 @@ def load_model(path: str | Path, **changes: Any) -> ImageClassifier:
     model.resize = None if resize is None else tuple(resize)
     model.load_state_dict(load_tensors(path))
     return model
+
+
+def _check_registered(name: str, path: Path) -> None:
+    """A model of one's own is known once the module that registers it has been imported."""
+    if name not in list_models():
+        raise ValueError(
+            f"{path} holds a {name!r}, which no imported module registers: import the one that "
+            "does first (`capsroute --import MODULE` on the command line)"
+        )
 
 
 def load_weights(model: ImageClassifier, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,9 @@ from capsroute.data import Augment, Dataset, EvalBatches, Split, TrainBatches, l
 from capsroute.models import create_model
 from capsroute.models.backbones import TimmBackbone
 from capsroute.models.base import ImageClassifier
-from capsroute.models.pretrained import load_backbone, pretrained_path
+from capsroute.models.pretrained import load_backbone
+from capsroute.models.sources import KINDS, find_checkpoint
+from capsroute.models.weights import read_metadata
 from capsroute.train.config import Config, ModelConfig
 from capsroute.train.distributed import Processes
 from capsroute.train.reporting import Reporter
@@ -64,20 +67,33 @@ def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
 
 def start_from_pretrained(model: ImageClassifier, config: ModelConfig) -> str:
     """Give the model the weights it shall start from; returns what to tell the user."""
-    name = config.pretrained
-    if name == "timm":
+    source = config.pretrained
+    if source == "timm":
         backbone = getattr(model, "backbone", None)
         if config.backbone is None or not isinstance(backbone, TimmBackbone):
             raise ValueError("`pretrained` must come with `backbone` when it is timm, got none")
         trained = TimmBackbone(config.backbone, model.in_channels, pretrained=True)
         backbone.load_state_dict(trained.state_dict())
         return f"starting from timm's weights of {config.backbone}"
-    assert name is not None
-    if name != model.name:
-        raise ValueError(f"`pretrained` must be the model's own name, {model.name}, got {name!r}")
-    new = load_backbone(model, pretrained_path(name, model.iterations))
+    assert source is not None
+    checkpoint = _pretrained_checkpoint(source, model.iterations)
+    if (described := read_metadata(checkpoint)["model"]) != model.name:
+        raise ValueError(
+            f"`pretrained` must hold weights of {model.name}, got {source} with {described}"
+        )
+    new = load_backbone(model, checkpoint)
+    what = "of" if Path(source).expanduser().exists() else "that ship for"
     fresh = f"; new: {', '.join(new)}" if new else ""
-    return f"starting from the weights that ship for {name}{fresh}"
+    return f"starting from the weights {what} {source}{fresh}"
+
+
+def model_to_start_from(source: str, iterations: int | None) -> str:
+    """Name of the model whose weights `pretrained` stands for, or a one-line ValueError."""
+    return read_metadata(_pretrained_checkpoint(source, iterations))["model"]
+
+
+def _pretrained_checkpoint(source: str, iterations: int | None) -> Path:
+    return find_checkpoint(source, iterations, expected=f"{KINDS}, or timm with a backbone")
 
 
 def load_data(config: Config, reporter: Reporter) -> Dataset:

@@ -9,6 +9,8 @@ import fcntl
 import json
 import os
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,8 @@ class RunFolder:
 
     def claim(self, config: Config) -> None:
         """Make the folder this config's, and this process's while it lives."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        with self._told_if_not_writable():
+            self.path.mkdir(parents=True, exist_ok=True)
         # the folder itself: its files are replaced, and a lock would stay with the old one
         self.lock = os.open(self.path, os.O_RDONLY)
         try:
@@ -70,9 +73,20 @@ class RunFolder:
             ) from None
         self.check(config)  # again: another run may have begun and ended since
         if not self.config.exists() or differences(config, read_json(self.config)):
-            write_whole(self.config, config.to_json().encode())
+            with self._told_if_not_writable():
+                write_whole(self.config, config.to_json().encode())
         for leftover in self.path.glob(".*.tmp*"):  # of a process that was killed while writing
             leftover.unlink()
+
+    @contextmanager
+    def _told_if_not_writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            raise OSError(
+                f"`out` must be a folder that can be written, got {self.path}: {_reason(cause)}"
+            ) from error
 
     def release(self) -> None:
         """Let other processes have the folder."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+LARGEST_SEED = 2**63  # processes add a little to it, and 64 bits must hold that
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -19,7 +21,7 @@ class ModelConfig:
     schedule: Literal["concurrent", "sequential"] | None = None
     """Which layer routes when (inverted models)."""
     bn_group: int | None = None
-    """Images a BatchNorm group sees (ResNet backbones); 16 is the paper's recipe."""
+    """Images that a BatchNorm group sees (ResNet backbones); 16 is the paper's recipe."""
     layer_norm: bool | None = None
     """Off for ablation A (inverted models)."""
     activations: bool | None = None
@@ -29,7 +31,7 @@ class ModelConfig:
     backbone: str | None = None
     """A backbone of timm by name, such as timm/resnet50 (inverted ResNet models)."""
     pretrained: str | None = None
-    """Weights to start from: a model whose weights ship, or timm for those of the backbone."""
+    """Weights to start from: a run's folder, a model whose weights ship, or timm (backbone's)."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments for `create_model`: what was given."""
@@ -107,7 +109,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     batch_size: int = 128
-    """Images a step, over all processes."""
+    """Images in a step, over all processes."""
     epochs: int = 350
     """Passes over the training images (60,000 images each for DiverseMultiMNIST)."""
     steps: int | None = None
@@ -119,7 +121,7 @@ class Config:
     eval_every: int = 0
     """Steps between evaluations; 0: every epoch."""
     eval_batch_size: int = 500
-    """Images an evaluation step, in each process."""
+    """Images in a batch of an evaluation, in each process."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: at every evaluation."""
     sync_bn: bool = False
@@ -136,6 +138,8 @@ class Config:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
+        if self.seed >= LARGEST_SEED:
+            raise ValueError(f"`seed` must be below 2**63, got {self.seed}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"`steps` must be at least 1, got {self.steps}")
         if not 1 <= self.optim.accumulate <= self.batch_size:
@@ -145,7 +149,8 @@ class Config:
             )
         for name in ("lr", "weight_decay", "capsule_decay", "clip"):
             if not 0 <= (getattr(self.optim, name) or 0.0) < math.inf:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self.optim, name)}")
+                value = getattr(self.optim, name)
+                raise ValueError(f"`{name}` must be finite and not negative, got {value}")
         if self.sync_bn and self.model.bn_group is not None:
             raise ValueError(
                 f"`bn_group` must not be given with `sync_bn`, got {self.model.bn_group}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from capsroute.data import Dataset
 from capsroute.models.weights import save_model
@@ -43,19 +44,19 @@ class DivergedError(Exception):
 
 def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> dict[str, Any]:
     """Run, or go on with, the run in folder `out`; returns its summary."""
-    with processes(runtime.device) as job, stop_signals() as stop:
+    with processes(runtime.device) as job, stop_signals(reporter.stopping) as stop:
         folder = RunFolder(out)
         folder.check(config)
         if job.same("whether the run is finished", folder.summary.exists()):
             reporter.message(f"{out} is finished; nothing was trained")
             return folder.read_summary() if job.first else {}
-        run = _Run(config, folder, runtime, reporter, job, load_data(config, reporter))
+        run = _Run(config, folder, runtime, reporter, job, load_data(config, reporter), stop)
         try:
             if job.first:  # nothing is written before the parts are known to fit
                 folder.claim(config)
             job.barrier()
             run.resume()
-            run.loop(stop)
+            run.loop()
             return run.finish()
         finally:
             run.close()
@@ -72,7 +73,9 @@ class _Run:
         reporter: Reporter,
         job: Processes,
         dataset: Dataset,
+        stop: list[int],
     ) -> None:
+        self.stop = stop
         self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
         runtime = runtime.resolve(job)
         title, board = config.experiment, runtime.tensorboard
@@ -84,6 +87,11 @@ class _Run:
         self.make_batches = partial(train_batches, config, dataset, dataset.train.to(job.device))
         self.batches = self.make_batches(job)
         self.epoch_steps = self.batches.steps_per_epoch
+        if config.batch_size > (images := len(self.batches.split)):
+            reporter.message(
+                f"`batch_size` (={config.batch_size:,}) is more than the {images:,} training "
+                "images: every step takes all of them"
+            )
         self.steps = config.steps or config.epochs * self.epoch_steps
         wrapped = wrap(self.model, job, runtime, config)
         self.compile_part = partial(compiled, runtime=runtime)
@@ -104,52 +112,70 @@ class _Run:
         }
         self.glance, self.rate = Glance(), 0.0
         self.step, self.seconds = 0, 0.0
+        self.saved_step, self.evaluation_due = -1, False
         if note := batch_norm_note(self.model, job):
             reporter.message(note)
 
     def resume(self) -> None:
-        """Go back to the last checkpoint; metrics after it will be measured again."""
+        """Go back to the last checkpoint; metrics after it will be measured again.
+
+        A checkpoint is taken before the evaluation of its step, which is then still to be done.
+        """
         torch.manual_seed(self.config.seed + 1_000_003 * (1 + self.job.rank))
         if (state := self.folder.load_state()) is not None:
             self.train_step.load_state_dict(state)
             self.step, self.seconds = state["step"], state["seconds"]
+            self.saved_step = self.step
+            self.evaluation_due = state.get("evaluation_due", False)  # unknown to older versions
             if self.job.first:  # the sums over all processes
                 self.train_step.totals.sums.copy_(state["totals"])
             if self.job.rank < len(state["rng"]):
                 restore_rng(state["rng"][self.job.rank])
         self.job.same("the last checkpoint", self.step)
         if self.log is not None:
-            self.log.resume(self.step)
+            self.log.resume(self.step - 1 if self.evaluation_due else self.step)
         self.job.barrier()
 
-    def loop(self, stop: list[int]) -> None:
+    def loop(self) -> None:
         eval_every = self.config.eval_every or self.epoch_steps
         checkpoint_every = self.config.checkpoint_every or eval_every
-        # signals reach processes at different times; they agree now and then, and stop together
-        agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
         self.reporter.start(self.step, self.steps, self.epoch_steps)
         self.model.train()
+        if self.evaluation_due:
+            self.evaluate()
         started = time.perf_counter()
         while self.step < self.steps:
             self.one_step()
             self.reporter.step(self.step)
             last = self.step == self.steps
-            stopping = self.step % agree_every == 0 and self.job.any(bool(stop)) and not last
-            evaluate = last or self.step % eval_every == 0
-            if evaluate or stopping or self.step % checkpoint_every == 0:
+            stopping = self.must_stop(self.step)
+            self.evaluation_due = last or self.step % eval_every == 0
+            save = last or stopping or self.step % checkpoint_every == 0
+            if save or self.evaluation_due:
                 self.seconds += self.clock(started)
                 self.look(self.seconds)
-                if evaluate:
-                    self.evaluate()
-                if last or stopping or self.step % checkpoint_every == 0:
-                    self.save()
+                if save:  # first: an evaluation may take longer than a run has left
+                    self.save(rng_state(self.job.device))
                 if stopping:
-                    raise Interrupted(stop[0] if stop else signal.SIGTERM, self.step)
+                    raise self.interrupted()
+                if self.evaluation_due:
+                    self.evaluate()
                 started = time.perf_counter()
             elif self.step % LOOK_EVERY == 0:
                 # several processes must look together, so they wait; a captured run is one process
                 so_far = self.seconds + time.perf_counter() - started
                 self.look(so_far, wait=self.captured is None)
+
+    def must_stop(self, count: int) -> bool:
+        """Whether a signal came to any process, asked with a count of steps or of batches.
+
+        Signals reach processes at different times; they agree now and then, and stop together.
+        """
+        agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
+        return count % agree_every == 0 and self.job.any(bool(self.stop))
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(self.stop[0] if self.stop else signal.SIGTERM, self.step)
 
     def one_step(self) -> None:
         (self.captured or self.uncaptured_step)(self.step)
@@ -203,7 +229,11 @@ class _Run:
         return epochs * size + min(rest * self.config.batch_size, size)
 
     def evaluate(self) -> None:
-        """Measure, write a line of metrics, draw the curves, start the averages anew."""
+        """Measure, write a line of metrics, draw the curves, start the averages anew.
+
+        If it is cut, nothing is written but a checkpoint from which it begins again.
+        """
+        rng = rng_state(self.job.device)  # random initial poses draw from it
         totals, epoch = self.train_step.totals, self.step / self.epoch_steps
         loss, accuracy = totals.averages(self.job.sum(totals.sums.clone()))
         record: dict[str, Any] = {
@@ -215,31 +245,39 @@ class _Run:
         }
         self.job.share(self.train_step.buffers())
         for name, held in self.held_out.items():
-            measured = (None, None) if held is None else held.measure(epoch)
+            measured = (None, None) if held is None else held.measure(epoch, self.must_stop)
+            if measured is None:
+                if self.saved_step != self.step:
+                    self.save(rng)
+                raise self.interrupted()
             record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
         record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
         totals.sums.zero_()
+        self.evaluation_due = False
         self.reporter.evaluated(record)
         if self.log is not None:
             self.log.write(record, last=self.step == self.steps)
 
-    def save(self) -> None:
+    def save(self, rng: dict[str, Tensor]) -> None:
         """The state first, whole; then the weights that a user takes away."""
-        rng = self.job.gather(rng_state(self.job.device))
+        everyones = self.job.gather(rng)
         totals = self.job.sum(self.train_step.totals.sums.clone())
         if self.job.first:
-            position = {"step": self.step, "seconds": self.seconds, "rng": rng, "totals": totals}
-            self.folder.save_state(self.train_step.state_dict() | position)
+            position = {"step": self.step, "evaluation_due": self.evaluation_due}
+            so_far = {"seconds": self.seconds, "rng": everyones, "totals": totals}
+            self.folder.save_state(self.train_step.state_dict() | position | so_far)
             save_model(self.model, self.folder.model, weights=self.train_step.weights())
+        self.saved_step = self.step
         self.job.barrier()
 
     def finish(self) -> dict[str, Any]:
         """The run in a few numbers; the last file to be written, so it means that all are there."""
-        if self.log is None:
-            return {}
-        save_model(self.model, self.folder.model, weights=self.train_step.weights())
-        summary = summarize(self.config, self.model, self.log.records, self.job.device)
-        self.folder.write_summary(summary)
+        summary: dict[str, Any] = {}
+        if self.log is not None:
+            save_model(self.model, self.folder.model, weights=self.train_step.weights())
+            summary = summarize(self.config, self.model, self.log.records, self.job.device)
+            self.folder.write_summary(summary)
+        self.job.barrier()  # no process ends while another may still need it
         return summary
 
     def close(self) -> None:

@@ -46,9 +46,9 @@ class CountRow(NamedTuple):
 class Evaluation:
     """How a model did on a split. Shares are in percent.
 
-    `confusion[true][predicted]` counts images. For one class an image it is the usual matrix.
+    `confusion[true][predicted]` counts images. For one class per image it is the usual matrix.
 
-    With several labels an image, it answers which label is taken for which. Entry (j, j) counts
+    With several labels per image, it answers which label is taken for which. Entry (j, j) counts
     the images in which j was found. Entry (j, k) counts those in which j was missed and k
     predicted though absent. The last column counts those in which j was missed and nothing wrong
     predicted in its stead; the last row, those in which k was predicted though nothing was
@@ -63,7 +63,7 @@ class Evaluation:
     classes: tuple[ClassRow, ...]
     confusion: tuple[tuple[int, ...], ...]
     counts: tuple[CountRow, ...] = ()
-    """By the number of labels an image has; empty for one class an image."""
+    """By the number of labels an image has; empty for one class per image."""
     not_finite: int = 0
     """Images with a score that is infinite or no number."""
 

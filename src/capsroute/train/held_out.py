@@ -1,6 +1,6 @@
 """Loss and accuracy on images held out, measured again and again while a run goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from capsroute.data import EvalBatches, Split
 from capsroute.train.capture import Graphs
 from capsroute.train.config import Config
 from capsroute.train.distributed import Processes
-from capsroute.train.metrics import Totals, correct
+from capsroute.train.metrics import Pace, Totals, correct
 from capsroute.train.step import TrainStep
 
 
@@ -49,28 +49,44 @@ class HeldOut:
         self.first = torch.zeros((), dtype=torch.int64, device=job.device)
         self.graphs = graphs if split.resident else None
         self.by_size: dict[int, Callable[[], None]] = {}
+        self.rounds = max(job.gather(len(self.batches)))  # shares differ by an image
 
     @torch.no_grad()
-    def measure(self, epoch: float) -> tuple[float, float]:
-        """(mean loss, accuracy in percent) over all processes."""
+    def measure(
+        self, epoch: float, stopping: Callable[[int], bool] = lambda done: False
+    ) -> tuple[float, float] | None:
+        """(mean loss, accuracy in percent) over all processes.
+
+        None if it was cut: `stopping` is asked before each batch, with the number done, in all
+        processes alike.
+        """
         self.totals.sums.zero_()
         self.epoch.fill_(epoch)
         self.model.eval()
-        if self.graphs is None:
-            for images, targets in self.batches:
-                self._add(images, targets)
-        else:
-            self._replay(self.graphs)
+        batches = self._run() if self.graphs is None else self._replay(self.graphs)
+        cut = False
+        for done in range(self.rounds):
+            if cut := stopping(done):
+                break
+            next(batches, None)
         self.model.train()
-        return self.totals.averages(self.job.sum(self.totals.sums))
+        return None if cut else self.totals.averages(self.job.sum(self.totals.sums))
 
-    def _replay(self, graphs: Graphs) -> None:
+    def _run(self) -> Iterator[None]:
+        for images, targets in self.batches:
+            self._add(images, targets)
+            yield
+
+    def _replay(self, graphs: Graphs) -> Iterator[None]:
         self.first.fill_(self.batches.start)
+        pace = Pace(self.first.device)
         for index in range(len(self.batches)):
             size = self.batches.size(index)
             if size not in self.by_size:
                 self.by_size[size] = graphs.replay(partial(self._next, size))
             self.by_size[size]()
+            pace()
+            yield
 
     def _next(self, size: int) -> None:
         """The batch that begins at `first`, and on to the next."""

@@ -1,7 +1,7 @@
 """Signals that ask a run to end, and a deadline that sends one: it finishes its step and saves."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -15,12 +15,17 @@ class Interrupted(Exception):  # noqa: N818  # not an error, an answer to a sign
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Signals that ask for an end are noted; the loop finishes its step. A second one kills."""
+def stop_signals(tell: Callable[[int], None] = lambda signum: None) -> Iterator[list[int]]:
+    """Signals that ask for an end are noted; the loop finishes its step. A second one kills.
+
+    `tell` is called with the first.
+    """
     received: list[int] = []
 
     def note(signum: int, _: FrameType | None) -> None:
         received.append(signum)
+        if len(received) == 1:
+            tell(signum)
         if signum != signal.SIGALRM:  # which repeats
             signal.signal(signum, signal.SIG_DFL)
 

@@ -31,7 +31,7 @@ class RunLog:
         if self.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(self.folder.path), purge_step=step)
+            self.board = SummaryWriter(str(self.folder.path), purge_step=step + 1)
 
     def write(self, record: dict[str, Any], last: bool) -> None:
         self.records.append(record)

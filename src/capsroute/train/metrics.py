@@ -12,6 +12,8 @@ from capsroute import drawing
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
 
+FEW = 20  # evaluations whose points are marked in the curves
+
 
 def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
     """Which images are right, as booleans: the class, or for multi-label the whole set.
@@ -73,8 +75,26 @@ class Glance:
         return arrived
 
 
+class Pace:
+    """Keeps the host one call ahead of the device: close enough to be stopped, never in its way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before: torch.cuda.Event | None = None
+
+    def __call__(self) -> None:
+        """Wait until the device has done what was sent before the last call."""
+        if self.device.type != "cuda":
+            return
+        event = torch.cuda.Event()
+        event.record()
+        if self.before is not None:
+            self.before.synchronize()
+        self.before = event
+
+
 class MetricsFile:
-    """metrics.jsonl: one object an evaluation, in the order of the steps, none twice."""
+    """metrics.jsonl: one object for each evaluation, in the order of the steps, none twice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,11 +134,13 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     figure = drawing.figure(9, 3.6)
     accuracy, loss = figure.subplots(1, 2)
     epochs = [record["epoch"] for record in records]
+    marker = "o" if len(records) <= FEW else None  # one point alone makes no line
     for part, style in (("train", "-"), ("val", "--"), ("test", "-")):
         if records and records[-1].get(f"{part}_accuracy") is not None:
             values = [record[f"{part}_accuracy"] for record in records]
-            accuracy.plot(epochs, values, style, label=part)
-            loss.plot(epochs, [record[f"{part}_loss"] for record in records], style, label=part)
+            losses = [record[f"{part}_loss"] for record in records]
+            accuracy.plot(epochs, values, style, label=part, marker=marker)
+            loss.plot(epochs, losses, style, label=part, marker=marker)
     accuracy.set(xlabel="epoch", ylabel="accuracy, %")
     loss.set(xlabel="epoch", ylabel="loss")
     for axis in (accuracy, loss):

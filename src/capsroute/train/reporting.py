@@ -18,5 +18,11 @@ class Reporter:
     def evaluated(self, record: dict[str, Any]) -> None:
         """A line of metrics."""
 
+    def stopping(self, signum: int) -> None:
+        """The first signal that asks for an end came.
+
+        Called by its handler, in the middle of whatever runs: do not lock, nor print to a buffer.
+        """
+
     def message(self, text: str) -> None:
         """Something the user should know."""

@@ -45,7 +45,7 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
         else:
             name = "binary_cross_entropy" if model.task.multilabel else "cross_entropy"
     if model.task.multilabel and name in ("cross_entropy", "spread"):
-        raise ValueError(f"`loss` must allow several classes an image, got {name!r}")
+        raise ValueError(f"`loss` must allow several classes per image, got {name!r}")
     smoothing = config.label_smoothing
     if smoothing and name in ("margin", "spread"):
         raise ValueError(f"`label_smoothing` must be 0 with the {name} loss, got {smoothing}")

@@ -1,0 +1,44 @@
+"""What a user may name a trained model by: a run's folder, a checkpoint, a name."""
+
+import difflib
+from pathlib import Path
+
+from capsroute.models.pretrained import list_pretrained, pretrained_path
+from capsroute.models.registry import list_models
+from capsroute.nearest import nearest_path
+
+KINDS = "a run's folder, a checkpoint or a pretrained model"
+
+
+def find_checkpoint(
+    source: str | Path, iterations: int | None = None, *, expected: str = KINDS
+) -> Path:
+    """The safetensors file that a path or a name stands for, or a one-line ValueError.
+
+    `iterations` chooses among the weights that ship under one name; `expected` is what the error
+    says a source may be.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        checkpoint = path / "model.safetensors"
+        if not checkpoint.is_file():
+            raise ValueError(
+                f"{path} holds no {checkpoint.name}; expected the folder of a run that has been "
+                "evaluated once"
+            )
+        return checkpoint
+    if path.is_file():
+        return path
+    if str(source) in [*list_pretrained(), *list_models()]:  # which says so where no weights ship
+        return pretrained_path(str(source), iterations)
+    raise ValueError(f"{source}: no such model; expected {expected}; {_hint(str(source), path)}")
+
+
+def _hint(source: str, path: Path) -> str:
+    """The nearest name, be it of a model or of a file beside the path."""
+    names = list_pretrained()
+    if close := difflib.get_close_matches(source, names, n=1):
+        return f"did you mean {close[0]!r}?"
+    if beside := nearest_path(path):
+        return f"did you mean {str(beside)!r}?"
+    return f"pretrained models: {', '.join(names) or 'none'}"
