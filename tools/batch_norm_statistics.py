@@ -8,9 +8,6 @@ results/batch_norm/<run>.json: the accuracy on the test images before and after.
 """
 
 import argparse
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +16,12 @@ from torch import Tensor, nn
 
 from capsroute.data import Augment, EvalBatches, TrainBatches, load_dataset
 from capsroute.devices import choose_device
-from capsroute.files import write_whole
-from capsroute.inference import Predictor
+from capsroute.experiments.evidence import write_measurement
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
+from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model, read_metadata
 from capsroute.train.metrics import correct
-from capsroute.train.provenance import device_name, versions
 
 RESULTS = Path(__file__).parents[1] / "results" / "batch_norm"
 IMAGES, BATCH = 10_000, 250
@@ -56,8 +52,7 @@ def take_statistics(
 
 
 def measure(run: Path, options: argparse.Namespace) -> Path:
-    weights = Predictor.load(run, device="cpu").checkpoint
-    assert weights is not None  # a run's folder holds weights, not an exported file
+    weights = find_checkpoint(run)
     device = choose_device(options.device)
     model = load_model(weights).to(device)
     data = load_dataset(model_info(model.name).dataset, root=options.data_root)
@@ -65,21 +60,15 @@ def measure(run: Path, options: argparse.Namespace) -> Path:
     train = TrainBatches(data.train.to(device), BATCH, augment=Augment(padding=4, flip=True))
     before = accuracy(model, test)
     if not take_statistics(model, train.batch, options.images // BATCH):
-        raise SystemExit(f"`runs` must have BatchNorm, got {run} of {model.name}")
+        raise ValueError(f"`runs` must have BatchNorm, got {run} of {model.name}")
     found = {
-        "command": shlex.join(["python", "tools/batch_norm_statistics.py", *sys.argv[1:]]),
         "run": run.name,
         "weights_sha256": read_metadata(weights)["sha256"],
         "images": options.images // BATCH * BATCH,
         "accuracy_as_trained": before,
         "accuracy": accuracy(model, test),
-        "device": device_name(device),
-        **versions(),
     }
-    path = RESULTS / f"{run.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
-    return path
+    return write_measurement(RESULTS / f"{run.name}.json", found, device)
 
 
 def main() -> None:
@@ -89,8 +78,11 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args()
-    for run in options.runs:
-        print(measure(run, options))
+    try:
+        for run in options.runs:
+            print(measure(run, options))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,17 @@ results/deletion/<model>_r<iterations>_<part>.json and, from `test`, the table o
 """
 
 import argparse
-import json
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from PIL import Image
 
+from capsroute.experiments.evidence import write_measurement
 from capsroute.explain.deletion import SHARE, Deletion, measure_deletion
 from capsroute.files import write_whole
 from capsroute.inference import Predictor
 from capsroute.models.weights import read_metadata
-from capsroute.train.provenance import device_name, versions
 
 ROOT = Path(__file__).parents[1]
 SHEET = ROOT / "tests" / "models" / "samples" / "cifar10.png"
@@ -64,7 +61,6 @@ def main() -> None:
     images = read_images(predictor, part)
     maps = measure_deletion(model, images, MAPS)
     result = {
-        "command": shlex.join(["python", "tools/map_deletion.py", *sys.argv[1:]]),
         "model": model.name,
         "iterations": model.iterations,
         "weights_sha256": read_metadata(predictor.checkpoint)["sha256"],
@@ -72,12 +68,9 @@ def main() -> None:
         "part": part,
         "share_blurred": SHARE,
         "maps": {name: asdict(found) for name, found in maps.items()},
-        "device": device_name(next(model.parameters()).device),
-        **versions(),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{model.name}_r{model.iterations}_{part}.json"
-    write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
+    write_measurement(path, result, next(model.parameters()).device)
     if part == "test":
         write_whole(RESULTS / "table.md", table(maps).encode())
     print(table(maps), end="")

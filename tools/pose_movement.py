@@ -8,50 +8,40 @@ training, and at random. `capsroute report` draws them.
 """
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.devices import choose_device
+from capsroute.experiments.evidence import write_measurement
 from capsroute.experiments.movement import FOLDER, pose_movement
-from capsroute.files import write_whole
-from capsroute.inference import Predictor
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
+from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train.provenance import device_name, versions
 
 RESULTS = Path(__file__).parents[1] / "results"
 IMAGES, BATCH = 1000, 50
 
 
 def measure(options: argparse.Namespace, initial: str) -> Path:
-    weights = Predictor.load(options.model, iterations=options.trained, device="cpu").checkpoint
-    assert weights is not None  # exported files cannot be asked for other iterations
+    weights = find_checkpoint(options.model, options.trained)
     described = read_metadata(weights)
     device = choose_device(options.device)
     model = load_model(weights, iterations=options.iterations, initial_poses=initial).to(device)
     if not isinstance(model, InvertedCapsNet):
-        raise SystemExit(f"`model` must route by inverted attention, got {model.name}")
+        raise ValueError(f"`model` must route by inverted attention, got {model.name}")
     test = load_dataset(model_info(model.name).dataset, root=options.data_root).test.to(device)
     batches = EvalBatches(test, BATCH)
     some = (batch for batch, _ in zip(batches, range(options.images // BATCH), strict=False))
     found = {
-        "command": shlex.join(["python", "tools/pose_movement.py", *sys.argv[1:]]),
         "model": model.name,
         "trained_with": described["iterations"],
         "initial_poses": initial,
         "weights_sha256": described["sha256"],
         **pose_movement(model, some),
-        "device": device_name(device),
-        **versions(),
     }
     path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}_{initial}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
-    return path
+    return write_measurement(path, found, device)
 
 
 def main() -> None:
@@ -63,8 +53,11 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args()
-    for initial in ("zeros", "random"):
-        print(measure(options, initial))
+    try:
+        for initial in ("zeros", "random"):
+            print(measure(options, initial))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

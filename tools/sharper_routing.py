@@ -7,49 +7,39 @@ Writes results/sharper_routing/<name>.json. `capsroute report` shows them.
 """
 
 import argparse
-import json
-import shlex
-import sys
 from itertools import islice
 from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.devices import choose_device
+from capsroute.experiments.evidence import write_measurement
 from capsroute.experiments.sharpness import FOLDER, sharper_routing, vote_scales
-from capsroute.files import write_whole
-from capsroute.inference import Predictor
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
+from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train.provenance import device_name, versions
 
 RESULTS = Path(__file__).parents[1] / "results"
 IMAGES, BATCH = 2000, 50
 
 
 def measure(options: argparse.Namespace) -> Path:
-    weights = Predictor.load(options.model, iterations=options.trained, device="cpu").checkpoint
-    assert weights is not None  # an exported file has no layers to look into
+    weights = find_checkpoint(options.model, options.trained)
     described = read_metadata(weights)
     device = choose_device(options.device)
     model = load_model(weights).to(device)
     if not isinstance(model, InvertedCapsNet):
-        raise SystemExit(f"`model` must route by inverted attention, got {model.name}")
+        raise ValueError(f"`model` must route by inverted attention, got {model.name}")
     test = load_dataset(model_info(model.name).dataset, root=options.data_root).test.to(device)
     found = {
-        "command": shlex.join(["python", "tools/sharper_routing.py", *sys.argv[1:]]),
         "model": model.name,
         "trained_with": described["iterations"],
         "weights_sha256": described["sha256"],
         **vote_scales(model),
         **sharper_routing(model, lambda: islice(EvalBatches(test, BATCH), options.images // BATCH)),
-        "device": device_name(device),
-        **versions(),
     }
     path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
-    return path
+    return write_measurement(path, found, device)
 
 
 def main() -> None:
@@ -59,7 +49,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=IMAGES, help=f"(default: {IMAGES})")
     parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    print(measure(parser.parse_args()))
+    try:
+        print(measure(parser.parse_args()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

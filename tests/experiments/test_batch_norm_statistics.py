@@ -1,21 +1,15 @@
 """tools/batch_norm_statistics.py: statistics that are averages, and the weights left alone."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-TOOL = Path(__file__).parents[2] / "tools" / "batch_norm_statistics.py"
+from load_tool import load_tool
 
 
 @pytest.fixture
 def tool():
-    spec = importlib.util.spec_from_file_location("batch_norm_statistics", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("batch_norm_statistics")
 
 
 def test_statistics_are_averages_over_the_batches(tool):
@@ -31,3 +25,12 @@ def test_statistics_are_averages_over_the_batches(tool):
     torch.testing.assert_close(model[1].running_var, variances)
     assert not model[0].training  # dropout would have changed them
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["batch_norm_statistics", "pose_movement", "sharper_routing"])
+def test_a_misspelt_model_is_one_line(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "inverted_smal_multimnist"])
+    with pytest.raises(SystemExit) as ended:
+        load_tool(name).main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "did you mean 'inverted_small_multimnist'?" in last

@@ -1,22 +1,16 @@
 """tools/tune_recipe.py: which runs it plans, and that none starts before all are known to fit."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
 from capsroute.experiments import preset
-
-TOOL = Path(__file__).parents[2] / "tools" / "tune_recipe.py"
+from load_tool import load_tool
 
 
 @pytest.fixture
 def tool():
-    spec = importlib.util.spec_from_file_location("tune_recipe", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("tune_recipe")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Weights inside the package: they load with no network and predict what they predicted."""
 
-import importlib.util
 import json
 import logging
 import re
@@ -22,12 +21,12 @@ from capsroute.models.pretrained import (
     pretrained_path,
 )
 from capsroute.models.weights import load_model, load_tensors, read_metadata, save_model
+from load_tool import load_tool
 from shipped_samples import SAMPLES, read_sample, read_sheet, sample_pictures
 
 SHIPPED = sorted(FILES.glob("*.safetensors"))
 RESULTS = Path(__file__).parents[2] / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "pretrained.md"
-TOOL = Path(__file__).parents[2] / "tools" / "ship_weights.py"
 SMALL = "inverted_small_multimnist"
 
 
@@ -224,10 +223,7 @@ def test_a_model_that_does_not_route_needs_no_number(monkeypatch, tmp_path):
 
 @pytest.fixture
 def tool():
-    spec = importlib.util.spec_from_file_location("ship_weights", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("ship_weights")
 
 
 def test_a_sheet_gives_back_its_images(tool, tmp_path):

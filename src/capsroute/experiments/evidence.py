@@ -5,16 +5,21 @@ of a summary.
 """
 
 import json
+import shlex
 import statistics
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from capsroute.experiments.presets import list_experiments, preset
 from capsroute.files import write_whole
 from capsroute.models import model_info
 from capsroute.train.config import Config, differences, load_config, read_json
+from capsroute.train.provenance import device_name, versions
 
 DIVERGED = "diverged.json"
 
@@ -151,3 +156,13 @@ def copy_evidence(run: Path, evidence: Path, ended: str = "summary.json") -> Non
     for name in ("config.json", "metrics.jsonl", ended):
         if (run / name).is_file():  # a run may diverge before it was ever evaluated
             write_whole(evidence / name, (run / name).read_bytes())
+
+
+def write_measurement(path: Path, found: dict[str, Any], device: torch.device) -> Path:
+    """A file of results/ that is no run's: what a tool measured, where and by which command."""
+    command = ["python", f"tools/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    traced = {"command": shlex.join(command), **found}
+    traced |= {"device": device_name(device), **versions()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(traced, indent=1) + "\n").encode())
+    return path

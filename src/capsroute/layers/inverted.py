@@ -119,7 +119,7 @@ class InvertedCaps(nn.Module):
 
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """The children as `routing_step` takes them, and the sizes of the image above."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define `arrange`")
 
 
 class ConvCaps(InvertedCaps):
