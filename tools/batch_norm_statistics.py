@@ -51,10 +51,16 @@ def take_statistics(
     return len(norms)
 
 
+def with_plain_norms(weights: Path) -> ImageClassifier:
+    """The model with BatchNorm over whole batches: statistics of groups are what is replaced."""
+    options = read_metadata(weights)["config"]
+    return load_model(weights, **({"bn_group": None} if "bn_group" in options else {}))
+
+
 def measure(run: Path, options: argparse.Namespace) -> Path:
     weights = find_checkpoint(run)
     device = choose_device(options.device)
-    model = load_model(weights).to(device)
+    model = with_plain_norms(weights).to(device)
     data = load_dataset(model_info(model.name).dataset, root=options.data_root)
     test = EvalBatches(data.test.to(device), BATCH)
     train = TrainBatches(data.train.to(device), BATCH, augment=Augment(padding=4, flip=True))

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from capsroute import create_model
+from capsroute.models import save_model
 from load_tool import load_tool
 
 
@@ -25,6 +27,18 @@ def test_statistics_are_averages_over_the_batches(tool):
     torch.testing.assert_close(model[1].running_var, variances)
     assert not model[0].training  # dropout would have changed them
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_statistics_of_a_run_with_groups(tool, tmp_path):
+    """The paper's recipe: BatchNorm by groups of 16, here of 4, whose statistics are replaced."""
+    torch.manual_seed(0)
+    grouped = create_model("inverted_resnet_cifar10", image_size=16, bn_group=4)
+    save_model(grouped, tmp_path / "model.safetensors")
+    model = tool.with_plain_norms(tmp_path / "model.safetensors")
+    images = torch.rand(8, 3, 16, 16)
+    assert tool.take_statistics(model, lambda step: (images, None), 1) > 10
+    first = model.backbone[0](model.normalize(images))
+    torch.testing.assert_close(model.backbone[1].running_mean, first.mean((0, 2, 3)))
 
 
 @pytest.mark.parametrize("name", ["batch_norm_statistics", "pose_movement", "sharper_routing"])
