@@ -1,4 +1,4 @@
-"""Time LayerNorm by rows of the primary capsules on a card, alone and with their convolution.
+"""Time LayerNorm by rows of the primary capsules on a card, beside their convolution.
 
     python benchmarks/kernels/norm.py [--json FILE]
 
@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from run import time_us
 
-from capsroute.ops.inverted.norm import Norm, Unfinished
+from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.inverted.triton import norm as kernels
 
 POSES = {"cifar10": (16, 4), "cifar100": (36, 6)}  # elements and rows
-TILES = [(64, 128), (64, 256), (128, 128), (128, 64)]
 BYTES_A_MICROSECOND = 4.8e6
 
 
@@ -39,20 +39,14 @@ def measure(d, rows):
     features = torch.randn(128, 16, 16, 128, **options)
     projection = torch.randn(32, d, 128, **options) / 128**0.5
     norm = Norm(torch.ones(d, device="cuda"), torch.zeros(d, device="cuda"), 1e-5)
-    children = Unfinished(features, norm, projection)
-    poses = children.poses()
+    convolution = lambda: F.linear(features, projection.flatten(0, 1))  # noqa: E731
+    poses = convolution().unflatten(-1, (32, d))
     grad = kernels.norm_by_rows(poses, *norm, rows)
     size = poses.numel() * 2
-    yield time_row("convolution", children.poses, size + features.numel() * 2)
+    yield time_row("convolution", convolution, size + features.numel() * 2)
     yield time_row("norm", lambda: kernels.norm_by_rows(poses, *norm, rows), 2 * size)
     backward = lambda: kernels.norm_by_rows_backward(grad, poses, norm.weight, norm.eps)  # noqa: E731
     yield time_row("norm, backward", backward, 3 * size)
-    default = kernels.PROJECTED
-    for tile in TILES:
-        kernels.PROJECTED = tile
-        both = lambda: kernels.finished_by_rows(children, rows)  # noqa: E731
-        yield time_row(f"both, {tile[0]}×{tile[1]}", both, size + features.numel() * 2)
-    kernels.PROJECTED = default
 
 
 def time_row(kernel, function, size):

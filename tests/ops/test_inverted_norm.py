@@ -1,6 +1,5 @@
 """`first_step`: a first iteration that finishes its children on the way."""
 
-import math
 import os
 import subprocess
 import sys
@@ -13,36 +12,24 @@ import torch
 from capsroute import create_model
 from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
 from capsroute.ops.inverted.api import first_step, routing_step
-from capsroute.ops.inverted.norm import Norm, Unfinished
+from capsroute.ops.inverted.norm import Norm
 
 
 @pytest.mark.parametrize("impl", ["auto", "tiled", "reference"])
-@pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("linear", [False, True])
-def test_is_the_same_as_finishing_before(impl, projected, linear):
+def test_is_the_same_as_finishing_before(impl, linear):
     torch.manual_seed(0)
-    children = norm_checks.unfinished((2, 4, 4), 3, 4, 5, torch.float32)
-    if not projected:
-        children = Unfinished(children.poses(), children.norm)
+    children = norm_checks.unfinished((2, 4, 4, 3, 4), torch.float32)
     weight = torch.randn(48, 5, 2, 2) if linear else torch.randn(3, 3, 3, 5, 2, 2)
     poses = children.finished().flatten(1, -2) if linear else children.finished()
     want = routing_step(poses, weight, impl=impl)
     assert torch.equal(first_step(children, weight, impl=impl), want)
 
 
-def test_unfinished_capsules_are_a_convolution_and_a_norm():
-    torch.manual_seed(0)
-    primary, features = PrimaryCaps(5, 3, 4), torch.randn(2, 5, 4, 4)
-    projection = primary.conv.weight.view(3, 4, 5)
-    got = Unfinished(features.permute(0, 2, 3, 1), primary.norm.learned(), projection).finished()
-    torch.testing.assert_close(got, primary(features))
-    assert torch.equal(primary(features, finish=False).finished(), primary(features))
-
-
 @pytest.mark.parametrize("impl", ["auto", "triton"])
 def test_what_does_not_fit_is_refused(impl, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that nothing but the shapes is in the way
-    children = norm_checks.unfinished((2, 4, 4), 3, 16, 5, torch.float32)
+    children = norm_checks.unfinished((2, 4, 4, 3, 16), torch.float32)
     with pytest.raises(ValueError, match=r"`weight` must be .* with d = 16, got \(8, 8\)"):
         first_step(children, torch.randn(3, 3, 3, 5, 8, 8), impl=impl)
     with pytest.raises(ValueError, match="`stride` must be 1 for a linear layer, got 2"):
@@ -64,17 +51,6 @@ def test_a_stack_normalises_its_primary_capsules(schedule, initial_poses, iterat
     features = torch.randn(2, 3, 5, 5)
     got = stack(primary(features, finish=False))
     torch.testing.assert_close(got, stack(primary(features)))
-
-
-@pytest.mark.parametrize("linear", [False, True])
-def test_a_stack_takes_features_and_a_projection(linear):
-    torch.manual_seed(0)
-    primary, features = PrimaryCaps(3, 4, 16), torch.randn(2, 3, 5, 5)
-    layers = [LinearCaps(100, 3, 16)] if linear else [ConvCaps(4, 4, 16), LinearCaps(36, 3, 16)]
-    stack = CapsuleStack(layers, iterations=1)
-    projection = primary.conv.weight.view(4, 16, 3)
-    waiting = Unfinished(features.permute(0, 2, 3, 1), primary.norm.learned(), projection)
-    torch.testing.assert_close(stack(waiting), stack(primary(features)))
 
 
 def test_a_layer_of_ones_own_gets_finished_capsules():
@@ -115,25 +91,6 @@ def test_the_kernels_compile(capability, dtype):
         assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("d", [16, 36, 64])
-def test_the_projection_compiles(capability, dtype, d):
-    pytest.importorskip("triton")
-    import triton_compiler
-
-    from capsroute.ops.inverted.triton import norm
-
-    features, projection = (
-        torch.empty(shape, dtype=dtype) for shape in ((128, 16, 16, 128), (32, d, 128))
-    )
-    weight, rows = torch.empty(d), math.isqrt(d)
-    with triton_compiler.compiling(capability) as compiled:
-        norm.projected_norm_by_rows._init_fn(features, projection, weight, weight, 1e-5, rows)
-    [(_, _, made)] = compiled
-    assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -142,34 +99,3 @@ def test_the_kernels_on_a_card(name, dtype):
     shape, rows = norm_checks.TINY.get(name, ((37, 16, 16, 32, 16), 4))
     for seed in range(5):
         norm_checks.check(shape, rows, dtype, seed, "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [*norm_checks.PROJECTED, "primary capsules"])
-def test_the_projection_on_a_card(name, dtype):
-    large = ((37, 16, 16), 32, 16, 128, 4)
-    for seed in range(5):
-        sizes = norm_checks.PROJECTED.get(name, large)
-        norm_checks.check_projected(*sizes, dtype, seed, "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_without_gradients_takes_the_projection():
-    from unittest import mock
-
-    from capsroute.ops.inverted.triton import norm as kernels
-
-    torch.manual_seed(0)
-    model = create_model("inverted_resnet_cifar10", iterations=2).cuda().eval()
-    images = torch.rand(8, 3, 32, 32, device="cuda")
-    kernel = mock.patch.object(
-        kernels, "projected_norm_by_rows", wraps=kernels.projected_norm_by_rows
-    )
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16), kernel as taken:
-        scores = model(images)
-    assert taken.call_count == 1
-    with torch.autocast("cuda", torch.bfloat16):
-        torch.testing.assert_close(scores, model(images).detach(), atol=0.05, rtol=0.05)

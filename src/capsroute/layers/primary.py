@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
-from capsroute.ops.precision import autocast_dtype
 
 
 class PoseNorm(nn.LayerNorm):
@@ -59,24 +58,11 @@ class PrimaryCaps(nn.Module):
     def forward(self, features: Tensor, *, finish: Literal[False]) -> Tensor | Unfinished: ...
 
     def forward(self, features: Tensor, *, finish: bool = True) -> Tensor | Unfinished:
-        """`finish=False` leaves LayerNorm to the first iteration above, as a `CapsuleStack` may.
-
-        On a GPU, in 16 bits and without gradients a 1×1 convolution is left to it, too.
-        """
-        if finish or self.normalization == "squash":
-            poses = self._poses(features)
-            return self.norm(poses) if self.normalization == "layer" else squash(poses)
-        if not self._can_wait(features):
-            return Unfinished(self._poses(features), self.norm.learned())
-        projection = self.conv.weight.view(self.capsules, self.pose_dim, -1)
-        return Unfinished(features.permute(0, 2, 3, 1), self.norm.learned(), projection)
-
-    def _can_wait(self, features: Tensor) -> bool:
-        """Whether a kernel may make the poses out of the features."""
-        conv, dtype = self.conv, autocast_dtype(features) or features.dtype
-        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
-        wanted = features.is_cuda and dtype.itemsize == 2 and not torch.is_grad_enabled()
-        return pointwise and wanted
+        """`finish=False` leaves LayerNorm to the first iteration above, as a `CapsuleStack` may."""
+        poses = self._poses(features)
+        if self.normalization == "squash":
+            return squash(poses)
+        return self.norm(poses) if finish else Unfinished(poses, self.norm.learned())
 
     def _poses(self, features: Tensor) -> Tensor:
         # channels last, so that the poses come out contiguous: LayerNorm would copy them otherwise

@@ -114,8 +114,8 @@ def first_step(
     anyway, so on CUDA one kernel does both.
     """
     linear = weight.ndim == 4
-    shape = children.shape
-    _check_dtypes(children=children.source, weight=weight)
+    shape = children.poses.shape
+    _check_dtypes(children=children.poses, weight=weight)
     _check_shapes(
         (shape[0], shape[1:4].numel(), shape[4]) if linear else shape, weight.shape, None, stride
     )
@@ -124,17 +124,17 @@ def first_step(
             f"`children` must have a norm over poses of {shape[-1]} elements, "
             f"got one over {children.norm.weight.numel()}"
         )
-    if (dtype := autocast_dtype(children.source)) is not None:
+    if (dtype := autocast_dtype(children.poses)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
-    with own_precision(children.source):
+    with own_precision(children.poses):
         if not _finishes(impl, children):
             poses = children.finished()
             poses = poses.flatten(1, -2) if linear else poses
             return routing_step(poses, weight, stride=stride, impl=impl)
         from capsroute.ops.inverted import tiled
-        from capsroute.ops.inverted.triton.norm import finished_by_rows
+        from capsroute.ops.inverted.triton.norm import norm_by_rows
 
-        x = finished_by_rows(children, shape[-1] // weight.shape[-2])
+        x = norm_by_rows(children.poses, *children.norm, shape[-1] // weight.shape[-2])
         if not linear:
             return tiled.uniform_step(x, weight, stride)
         x = x.flatten(2, 4)[:, :, None, None]  # a linear layer sees the image as one position
@@ -142,11 +142,11 @@ def first_step(
 
 
 def _finishes(impl: str, children: Unfinished) -> bool:
-    """Whether a kernel does what the children of a first iteration lack."""
+    """Whether a kernel normalises the children of a first iteration."""
     from capsroute.ops.inverted import triton
 
     if impl == "auto":
-        return children.source.is_cuda and not is_exporting() and triton.can_finish(children)
+        return children.poses.is_cuda and not is_exporting() and triton.can_finish(children)
     return impl == "triton" and triton.can_finish(children)
 
 

@@ -47,11 +47,10 @@ def avoided(children: Tensor, weight: Tensor) -> str | None:
 
 
 def can_finish(children: Unfinished) -> bool:
-    """Whether a kernel can do what these capsules lack, on their way into a first iteration."""
-    source = children.source
-    largest = max(children.shape.numel(), source.numel())
-    fits = source.dtype in DTYPES and 0 < largest < LARGEST_INDEX
-    return fits and _missing(source.device.type, source.device.index) is None
+    """Whether a kernel can normalise these capsules on their way into a first iteration."""
+    poses = children.poses
+    fits = poses.dtype in DTYPES and 0 < poses.numel() < LARGEST_INDEX
+    return fits and _missing(poses.device.type, poses.device.index) is None
 
 
 @constant_while_tracing

@@ -2,8 +2,7 @@
 
 A first iteration is a convolution with the rows of a pose in the batch. LayerNorm reads and writes
 every pose anyway, so here it also moves them: (B, H, W, in, d) -> (B, rows, H, W, in, d / rows).
-Backward, statistics are taken again from the poses, in one pass for all gradients. Where nobody
-wants gradients, the 1×1 convolution that makes the poses is part of it, and raw poses are not kept.
+Backward, statistics are taken again from the poses, in one pass for all gradients.
 """
 
 # Kernel arguments have no Python types, constants are in capitals.
@@ -17,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.geometry import ceil_div, power_of_two
 from capsroute.ops.inverted.triton.splits import add_splits
@@ -25,7 +23,6 @@ from capsroute.ops.inverted.triton.splits import add_splits
 ELEMENTS = 2048  # of a program's tile: 16 a thread, so a pose of 16 is one thread's
 # that a multiprocessor holds at once (96 registers a thread), backward: one round
 PROGRAMS_EACH = 5
-PROJECTED = (64, 128)  # positions and channels of a program's tile: four on a multiprocessor
 
 
 @triton.jit
@@ -66,63 +63,6 @@ def norm_kernel(
     b = tl.load(bias + d, mask=d < D, other=0.0).to(tl.float32)
     y = x * w[None, :] + b[None, :]
     tl.store(out + by_rows(m, d, plane, D, R), y.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def projected_norm_kernel(
-    features,
-    projection,
-    weight,
-    bias,
-    out,
-    positions,
-    plane,
-    eps,
-    CAPSULES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Of BLOCK_M positions the poses of BLOCK_C capsules; `plane` positions are an image."""
-    tiles: tl.constexpr = (CAPSULES + BLOCK_C - 1) // BLOCK_C  # neighbours share their features
-    m = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    first = tl.program_id(0) % tiles * BLOCK_C
-    n = tl.arange(0, BLOCK_C * BLOCK_D)
-    row = (first + n // BLOCK_D) * D + n % BLOCK_D
-    real = (n % BLOCK_D < D) & (row < CAPSULES * D)
-    poses = tl.zeros((BLOCK_M, BLOCK_C * BLOCK_D), tl.float32)
-    for start in range(0, CHANNELS, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        x = tl.load(
-            features + m[:, None] * CHANNELS + k[None, :],
-            mask=(m < positions)[:, None] & (k < CHANNELS)[None, :],
-            other=0.0,
-        )
-        p = tl.load(
-            projection + row[None, :] * CHANNELS + k[:, None],
-            mask=real[None, :] & (k < CHANNELS)[:, None],
-            other=0.0,
-        )
-        poses = tl.dot(x, p, poses)
-    x = tl.reshape(poses, (BLOCK_M, BLOCK_C, BLOCK_D))
-    d, capsule = tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_C)
-    x = tl.where((d < D)[None, None, :], x - (tl.sum(x, axis=2) / D)[:, :, None], 0.0)
-    rate = 1.0 / tl.sqrt(tl.sum(x * x, axis=2) / D + eps)
-    w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-    b = tl.load(bias + d, mask=d < D, other=0.0).to(tl.float32)
-    y = x * rate[:, :, None] * w[None, None, :] + b[None, None, :]
-    columns: tl.constexpr = D // R
-    at = m // plane * (plane * CAPSULES * D) + m % plane * (CAPSULES * columns)
-    within = capsule[:, None] * columns + (
-        d // columns * (plane * CAPSULES * columns) + d % columns
-    )
-    inside = (m < positions)[:, None, None] & ((capsule < CAPSULES)[:, None] & (d < D))[None]
-    to = out + at[:, None, None] + within[None]
-    tl.store(to, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -203,49 +143,6 @@ def _(poses: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: int) -> Ten
     return poses.new_empty(_by_rows_shape(poses, rows))
 
 
-@torch.library.custom_op("capsroute::projected_norm_by_rows", mutates_args=())
-def projected_norm_by_rows(
-    features: Tensor, projection: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: int
-) -> Tensor:
-    """(B, H, W, C) and (in, d, C) -> (B, rows, H, W, in, d / rows); 16-bit only, no gradient."""
-    capsules, d, channels = projection.shape
-    block_d = power_of_two(d)
-    block_c = min(power_of_two(capsules), PROJECTED[1] // block_d)
-    block_c = max(block_c, 16 // block_d)  # the tensor cores want 16 columns
-    positions = features.numel() // channels
-    out = features.new_empty(_projected_shape(features, projection, rows))
-    geometry.launch(
-        projected_norm_kernel,
-        (ceil_div(positions, PROJECTED[0]) * ceil_div(capsules, block_c),),
-        features=features.contiguous(),
-        projection=projection.contiguous(),
-        weight=weight,
-        bias=bias,
-        out=out,
-        positions=positions,
-        plane=positions // features.shape[0],
-        eps=eps,
-        CAPSULES=capsules,
-        CHANNELS=channels,
-        D=d,
-        R=rows,
-        BLOCK_M=PROJECTED[0],
-        BLOCK_C=block_c,
-        BLOCK_D=block_d,
-        BLOCK_K=min(64, max(16, power_of_two(channels))),
-        num_warps=PROJECTED[0] * PROJECTED[1] // 2048,  # 64 accumulators a thread
-        num_stages=2,
-    )
-    return out
-
-
-@projected_norm_by_rows.register_fake
-def _(
-    features: Tensor, projection: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: int
-) -> Tensor:
-    return features.new_empty(_projected_shape(features, projection, rows))
-
-
 @torch.library.custom_op("capsroute::norm_by_rows_backward", mutates_args=())
 def norm_by_rows_backward(
     grad_out: Tensor, poses: Tensor, weight: Tensor, eps: float
@@ -282,12 +179,6 @@ def _(grad_out: Tensor, poses: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     return grad_poses, poses.new_empty((2, poses.shape[-1]), dtype=torch.float32)
 
 
-def _projected_shape(features: Tensor, projection: Tensor, rows: int) -> tuple[int, ...]:
-    capsules, d, _ = projection.shape
-    batch, *image, _ = features.shape
-    return (batch, rows, *image, capsules, d // rows)
-
-
 def _by_rows_shape(poses: Tensor, rows: int) -> tuple[int, ...]:
     batch, *image, d = poses.shape
     return (batch, rows, *image, d // rows)
@@ -307,12 +198,3 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 norm_by_rows.register_autograd(_backward, setup_context=_setup_context)
-
-
-def finished_by_rows(children: Unfinished, rows: int) -> Tensor:
-    """(B, rows, H, W, in, d / rows), normalised, in the dtype of the source."""
-    source, norm, projection = children
-    # fp32 is left to PyTorch's product, which knows what the user said of tf32
-    if projection is None or source.dtype == torch.float32 or projection.shape[1] > PROJECTED[1]:
-        return norm_by_rows(children.poses(), *norm, rows)
-    return projected_norm_by_rows(source, projection, *norm, rows)
