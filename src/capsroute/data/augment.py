@@ -139,19 +139,26 @@ def rotate_shift(
     if not images.is_floating_point():
         raise TypeError(f"`images` is {images.dtype}; expected float (see `to_float`)")
     height, width = images.shape[2:]
-    angle, right, down = (_one_an_image(value, images) for value in (degrees, dx, dy))
+    angle, right, down = (
+        _one_an_image(value, images).view(-1, 1, 1) for value in (degrees, dx, dy)
+    )
     angle = angle * (math.pi / 180)
-    cos, sin = torch.cos(angle), torch.sin(angle)
     # grid_sample asks where an output pixel comes from: undo the shift, then the rotation.
     # Its coordinates run from -1 to 1 along either axis: hence the ratios of the sides.
-    x, y = 2 * right / width, 2 * down / height
-    across, along = sin * (height / width), sin * (width / height)
-    rows = [
-        torch.stack([cos, -across, across * y - cos * x], dim=1),
-        torch.stack([along, cos, -along * x - cos * y], dim=1),
-    ]
-    grid = F.affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
+    # (`F.affine_grid` would make the host wait for the device.)
+    x = _pixel_centres(width, images) - 2 * right / width
+    y = _pixel_centres(height, images)[:, None] - 2 * down / height
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    from_x = cos * x - sin * (height / width) * y
+    from_y = cos * y + sin * (width / height) * x
+    grid = torch.stack([from_x, from_y], dim=-1)
     return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
+
+
+def _pixel_centres(count: int, images: Tensor) -> Tensor:
+    """Where the pixels of a side lie, from -1 to 1: as `align_corners=False` counts."""
+    places = torch.arange(count, device=images.device, dtype=images.dtype)
+    return (2 * places + 1) / count - 1
 
 
 def _one_an_image(value: float | Tensor, images: Tensor) -> Tensor:
