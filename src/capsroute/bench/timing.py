@@ -63,6 +63,7 @@ def _clean(device: torch.device) -> None:
     torch.compiler.reset()  # no case takes over what another one compiled, or its memory
     gc.collect()
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # every stream that ever ran keeps one, 32 MiB each
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -11,6 +11,7 @@ from capsroute.bench.cases import Case, plan_cases
 from capsroute.bench.rows import read_rows
 
 Row = dict[str, str]
+Place = tuple[str | None, ...]  # device, torch and commit
 BATCH = 128  # the paper's
 ROUTING = "routing"
 """The mode of memory.csv's rows: forward and backward pass through the capsule layers alone."""
@@ -106,7 +107,7 @@ def _line(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in ("model", "mode", "batch"))
 
 
-def _place(row: Row) -> tuple[str | None, ...]:
+def _place(row: Row) -> Place:
     return tuple(row.get(name) for name in ("device", "torch", "commit"))
 
 
@@ -175,27 +176,35 @@ def memory_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
 
 
 def cost_figure(costs: Costs) -> dict[str, Any]:
-    """What the figure shows: the paper's batch in one place, that of the newest row.
+    """What the figure shows: the paper's batch, every panel of one place, the newest with lines.
 
     A model with one number of iterations has no line; nothing is returned where none has.
     """
-    shown = {
-        case: row
-        for case, row in costs.rows.items()
-        if case.batch == BATCH and case.mode in MODES and case.part == "model" and case.iterations
-    }
-    if not shown:
-        return {}
-    newest = list(shown.values())[-1]
-    cases = [case for case, row in shown.items() if _place(row) == _place(newest)]
-    panels = []
+    panels: list[dict[str, Any]] = []
+    devices: dict[str, None] = {}  # ordered, none twice
     for mode, step in MODES.items():
-        for quantity in ("median_ms", "peak_mib"):
-            lines = _lines([case for case in cases if case.mode == mode], quantity, costs)
-            if lines:
-                panels.append({"step": step, "quantity": quantity, "lines": lines})
-    title = f"{newest['device']}, batch {BATCH}, {USUAL['dtype']}"
+        for place, cases in _newest_first(mode, costs):
+            lines = {name: _lines(cases, name, costs) for name in ("median_ms", "peak_mib")}
+            drawn = [
+                {"step": step, "quantity": name, "lines": line}
+                for name, line in lines.items()
+                if line
+            ]
+            panels += drawn
+            if drawn:
+                devices[str(place[0])] = None
+                break
+    title = f"{', '.join(devices)}, batch {BATCH}, {USUAL['dtype']}"
     return {"title": title, "panels": panels} if panels else {}
+
+
+def _newest_first(mode: str, costs: Costs) -> list[tuple[Place, list[Case]]]:
+    """The cases of a mode that a figure can show, by where they were measured."""
+    places: dict[Place, list[Case]] = {}
+    for case, row in costs.rows.items():
+        if (case.mode, case.part, case.batch) == (mode, "model", BATCH) and case.iterations:
+            places.setdefault(_place(row), []).append(case)
+    return list(places.items())[::-1]
 
 
 def _lines(cases: list[Case], quantity: str, costs: Costs) -> dict[str, dict[str, Any]]:
