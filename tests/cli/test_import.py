@@ -35,8 +35,9 @@ def test_a_routing_of_ones_own_in_every_command(my_routing, run, tmp_path):
         Image.new("L", (36, 36), 40).save(path)
     own = ("--import", "my_routing")
     training = ("--data", "images", "--model", "hesitant_digits", "--steps", 2)
-    status, _, err = run(*own, "train", *training, "--out", "run")
+    status, out, err = run(*own, "train", *training, "--out", "run")
     assert status == 0, err
+    assert "capsroute --import my_routing predict run IMAGE" in out
     assert run("--import=my_routing", "models", "hesitant*")[0] == 0
     for command in (
         ("predict", "run", "images/a/0.png"),

@@ -7,6 +7,7 @@ there at once, and Ctrl-C is caught while PyTorch loads.
 import importlib
 import io
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -31,6 +32,7 @@ COMMANDS = {
     "bench": "Time models: training steps and forward passes.",
 }
 _MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full
+_imported: list[str] = []  # by `--import` of this call
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -101,14 +103,22 @@ def _dispatch(arguments: list[str]) -> None:
 
 def _import_modules(arguments: list[str]) -> list[str]:
     """Import what `--import` names before the command, which registers models; returns the rest."""
+    _imported.clear()
     while arguments and _is_import(arguments[0]):
         option, *rest = arguments
         _, given, module = option.partition("=")
         if not given:
             module, rest = (rest[0], rest[1:]) if rest else ("", [])
         _import_module(module)
+        _imported.append(module)
         arguments = rest
     return arguments
+
+
+def to_type(*words: object) -> str:
+    """A command for the user's next step, which needs the modules that this one imported."""
+    modules = [word for module in _imported for word in ("--import", module)]
+    return shlex.join(["capsroute", *modules, *map(str, words)])
 
 
 def _is_import(argument: str) -> bool:

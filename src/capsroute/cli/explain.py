@@ -1,7 +1,6 @@
 """`capsroute explain`"""
 
 import json
-import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.inputs import STDIN, Broken, from_file, from_stdin, load_predictor, read_image
 from capsroute.cli.outputs import file_to_write, folder_to_write_to
@@ -155,7 +155,7 @@ def _measure(
     if out is None:
         return
     result = {
-        "command": "capsroute explain " + shlex.join(arguments),
+        "command": to_type("explain", *arguments),
         "model": model.name,
         "iterations": model.iterations,
         "weights_sha256": _digest(predictor),

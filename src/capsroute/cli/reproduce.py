@@ -1,7 +1,6 @@
 """`capsroute reproduce`"""
 
 import os
-import shlex
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import make_reporter
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     if options.slurm:
         _submit(options, missing)
     else:
-        _run(options, missing, shlex.join(["capsroute", "reproduce", *arguments]))
+        _run(options, missing, to_type("reproduce", *arguments))
 
 
 def _check(options: Options) -> None:

@@ -1,7 +1,6 @@
 """`capsroute train`"""
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.parsing import parse
 from capsroute.cli.progress import make_reporter
@@ -84,13 +84,13 @@ def _next_commands(config: Config, out: Path) -> str:
     commands = ["predict"]
     if issubclass(model_info(config.model.model).family, CapsuleClassifier):
         commands.append("explain")
-    return "next: " + "   ".join(f"capsroute {c} {shlex.quote(str(out))} IMAGE" for c in commands)
+    return "next: " + "   ".join(to_type(command, out, "IMAGE") for command in commands)
 
 
 def _resume_command(arguments: list[str]) -> str:
     if "RANK" in os.environ:
         return "the same torchrun command"
-    return shlex.join(["capsroute", "train", *arguments])
+    return to_type("train", *arguments)
 
 
 def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
