@@ -1,13 +1,19 @@
 """Time LayerNorm by rows of the primary capsules on a card, beside their convolution.
 
     python benchmarks/kernels/norm.py [--json FILE]
+    python benchmarks/kernels/norm.py --count
 
 Capsules of `inverted_resnet_cifar10` and `_cifar100` at batch 128 in bf16. Medians over replays of
-a CUDA graph; one object a line, with what the bytes alone would take at 4.8 TB/s.
+a CUDA graph; one object a line, with what the bytes alone would take at 4.8 TB/s. `--count` needs
+no card: thread instructions that the main loops issue for a pose on sm_90, the time in which an
+H200 could issue them at best, registers, and how wide memory is read and written.
 """
 
 import argparse
+import collections
 import json
+import re
+import sys
 from pathlib import Path
 
 import torch
@@ -17,6 +23,11 @@ from run import time_us
 from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.inverted.triton import norm as kernels
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "ops"))
+
+import triton_compiler
+
+SHAPE = (128, 16, 16, 32)
 POSES = {"cifar10": (16, 4), "cifar100": (36, 6)}  # elements and rows
 BYTES_A_MICROSECOND = 4.8e6
 
@@ -24,10 +35,12 @@ BYTES_A_MICROSECOND = 4.8e6
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="add a line for each time to this file")
+    parser.add_argument("--count", action="store_true", help="count instructions, time nothing")
     options = parser.parse_args()
+    device = "sm_90" if options.count else torch.cuda.get_device_name()
     for name, (d, rows) in POSES.items():
-        for row in measure(d, rows):
-            line = json.dumps({"layer": name, "device": torch.cuda.get_device_name(), **row})
+        for row in count(d, rows) if options.count else measure(d, rows):
+            line = json.dumps({"layer": name, "device": device, **row})
             print(line, flush=True)
             if options.json:
                 with options.json.open("a") as file:
@@ -36,17 +49,37 @@ def main():
 
 def measure(d, rows):
     options = {"device": "cuda", "dtype": torch.bfloat16}
-    features = torch.randn(128, 16, 16, 128, **options)
-    projection = torch.randn(32, d, 128, **options) / 128**0.5
+    features = torch.randn(*SHAPE[:3], 128, **options)
+    projection = torch.randn(SHAPE[3], d, 128, **options) / 128**0.5
     norm = Norm(torch.ones(d, device="cuda"), torch.zeros(d, device="cuda"), 1e-5)
     convolution = lambda: F.linear(features, projection.flatten(0, 1))  # noqa: E731
-    poses = convolution().unflatten(-1, (32, d))
+    poses = convolution().unflatten(-1, (SHAPE[3], d))
     grad = kernels.norm_by_rows(poses, *norm, rows)
     size = poses.numel() * 2
     yield time_row("convolution", convolution, size + features.numel() * 2)
     yield time_row("norm", lambda: kernels.norm_by_rows(poses, *norm, rows), 2 * size)
     backward = lambda: kernels.norm_by_rows_backward(grad, poses, norm.weight, norm.eps)  # noqa: E731
     yield time_row("norm, backward", backward, 3 * size)
+
+
+def count(d, rows):
+    poses, weight = torch.empty(*SHAPE, d, dtype=torch.bfloat16), torch.empty(d)
+    with triton_compiler.compiling(90) as compiled:
+        out = kernels.norm_by_rows._init_fn(poses, weight, weight, 1e-5, rows)
+        kernels.norm_by_rows_backward._init_fn(out, poses, weight, 1e-5)
+    for kernel, arguments, made in compiled[:2]:  # not the one that adds the programs' sums
+        loop = triton_compiler.main_loop(made)
+        a_pose = len(loop) * 32 * arguments["num_warps"] / arguments["BLOCK_M"]
+        registers, stack = triton_compiler.resources(made)
+        moves = collections.Counter(filter(re.compile("LDG|STG|LDS|STS|SHFL|BAR").match, loop))
+        yield {
+            "kernel": kernel.__name__,
+            "a_pose": a_pose,
+            "issue_us": a_pose * poses.numel() / d / (128 * 132 * 1.75e3),
+            "registers": registers,
+            "stack": stack,
+            "moves": dict(moves),
+        }
 
 
 def time_row(kernel, function, size):

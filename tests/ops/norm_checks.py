@@ -9,14 +9,22 @@ from triton_interpreter_checks import poison_allocations
 from capsroute.layers.primary import PoseNorm
 from capsroute.ops.inverted.api import first_step, routing_step
 from capsroute.ops.inverted.norm import Norm, Unfinished
+from capsroute.ops.inverted.triton import geometry
 
 # poses, rows
 TINY = {
     "4×4": ((3, 5, 4, 6, 16), 4),
     "4×4, several tiles a program": ((40, 4, 4, 8, 16), 4),
     "6×6": ((2, 3, 3, 5, 36), 6),
+    "6×6, several tiles a program": ((9, 4, 4, 8, 36), 6),
+    "8×8": ((2, 3, 3, 4, 64), 8),
+    "4 rows of 3": ((3, 2, 3, 3, 12), 4),
     "3×3": ((5, 2, 3, 2, 9), 3),
     "vector": ((2, 1, 1, 7, 24), 1),
+}
+PRIMARY = {
+    "primary capsules, 4×4": ((37, 16, 16, 32, 16), 4),
+    "primary capsules, 6×6": ((37, 16, 16, 32, 36), 6),
 }
 BUDGETS = {"poses": 2.0, "∂poses": 3.0, "∂weight": 3.0, "∂bias": 3.0}
 
@@ -113,6 +121,7 @@ if __name__ == "__main__":
     check_operators()
     check_first_step()
     poison_allocations()
+    geometry.multiprocessors = lambda device: 1  # so that programs get several tiles
     for shape, rows in TINY.values():
         for dtype in (torch.float32, torch.float16):  # bf16 is wrong in the interpreter
             check(shape, rows, dtype)

@@ -75,15 +75,16 @@ def test_the_kernels_in_the_interpreter():
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_the_kernels_compile(capability, dtype):
+@pytest.mark.parametrize(("d", "rows"), [(16, 4), (24, 1), (36, 6), (64, 8)])
+def test_the_kernels_compile(capability, dtype, d, rows):
     pytest.importorskip("triton")
     import triton_compiler
 
     from capsroute.ops.inverted.triton import norm
 
-    poses, weight = torch.empty((128, 16, 16, 32, 16), dtype=dtype), torch.empty(16)
+    poses, weight = torch.empty((128, 16, 16, 32, d), dtype=dtype), torch.empty(d)
     with triton_compiler.compiling(capability) as compiled:
-        out = norm.norm_by_rows._init_fn(poses, weight, weight, 1e-5, 4)
+        out = norm.norm_by_rows._init_fn(poses, weight, weight, 1e-5, rows)
         norm.norm_by_rows_backward._init_fn(out, poses, weight, 1e-5)
     names = [kernel.__name__ for kernel, _, _ in compiled]
     assert names == ["norm_kernel", "norm_gradient_kernel", "add_kernel"]
@@ -94,8 +95,8 @@ def test_the_kernels_compile(capability, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", [*norm_checks.TINY, "primary capsules"])
+@pytest.mark.parametrize("name", [*norm_checks.TINY, *norm_checks.PRIMARY])
 def test_the_kernels_on_a_card(name, dtype):
-    shape, rows = norm_checks.TINY.get(name, ((37, 16, 16, 32, 16), 4))
+    shape, rows = (norm_checks.TINY | norm_checks.PRIMARY)[name]
     for seed in range(5):
         norm_checks.check(shape, rows, dtype, seed, "cuda")

@@ -3,12 +3,15 @@
 A first iteration is a convolution with the rows of a pose in the batch. LayerNorm reads and writes
 every pose anyway, so here it also moves them: (B, H, W, in, d) -> (B, rows, H, W, in, d / rows).
 Backward, statistics are taken again from the poses, in one pass for all gradients.
+
+A tile holds S elements of every pose, whole rows; a pose is a tuple of D / S such slices.
 """
 
-# Kernel arguments have no Python types, constants are in capitals.
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# Kernel arguments have no Python types, constants are in capitals. Tuples grow slice by slice.
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code=assignment
 # ruff: noqa: N803
 
+import math
 from typing import Any
 
 import torch
@@ -20,26 +23,74 @@ from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.geometry import ceil_div, power_of_two
 from capsroute.ops.inverted.triton.splits import add_splits
 
-ELEMENTS = 2048  # of a program's tile: 16 a thread, so a pose of 16 is one thread's
-# that a multiprocessor holds at once (96 registers a thread), backward: one round
-PROGRAMS_EACH = 5
+ELEMENTS = 1024  # of a program's tile, at least: of 16 a thread, half would be loaded too late
+# Of the tiles of a multiprocessor's programs. Backward what it holds at once (60 a thread, and four
+# registers for each), since every program leaves sums to be added; forward several rounds.
+FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 32768, 7680
 
 
 @triton.jit
-def by_rows(m, d, plane, D: tl.constexpr, R: tl.constexpr):
-    """Where element d of capsule m lies by rows; `plane` capsules are an image."""
+def as_they_lie(m, d, D: tl.constexpr):
+    """Where element d of capsule m lies."""
+    return m[:, None] * D + d[None, :]
+
+
+@triton.jit
+def by_rows(m, d, D: tl.constexpr, R: tl.constexpr, PLANE: tl.constexpr):
+    """The same by rows; PLANE capsules are an image."""
     columns: tl.constexpr = D // R
-    first = m // plane * (plane * D) + m % plane * columns
-    return first[:, None] + (d // columns * (plane * columns) + d % columns)[None, :]
+    first = m // PLANE * (PLANE * D) + m % PLANE * columns
+    return first[:, None] + (d // columns * (PLANE * columns) + d % columns)[None, :]
 
 
 @triton.jit
-def normed(poses, m, d, inside, eps, D: tl.constexpr):
+def load_vector(vector, d, D: tl.constexpr, S: tl.constexpr):
+    slices = ()
+    for s in tl.static_range(D // S):
+        slices += (tl.load(vector + s * S + d, mask=d < S, other=0.0).to(tl.float32)[None, :],)
+    return slices
+
+
+@triton.jit
+def load_poses(poses, m, d, inside, D: tl.constexpr, S: tl.constexpr):
+    slices = ()
+    for s in tl.static_range(D // S):
+        at = poses + as_they_lie(m, s * S + d, D)
+        slices += (tl.load(at, mask=inside, other=0.0).to(tl.float32),)
+    return slices
+
+
+@triton.jit
+def add(a, b):
+    slices = ()
+    for s in tl.static_range(len(a)):
+        slices += (a[s] + b[s],)
+    return slices
+
+
+@triton.jit
+def multiply(a, b):
+    slices = ()
+    for s in tl.static_range(len(a)):
+        slices += (a[s] * b[s],)
+    return slices
+
+
+@triton.jit
+def mean(slices, inside, D: tl.constexpr):
+    total = slices[0]
+    for s in tl.static_range(1, len(slices)):
+        total += slices[s]
+    return tl.sum(tl.where(inside, total, 0.0), axis=1)[:, None] * (1.0 / D)
+
+
+@triton.jit
+def normed(x, inside, eps, D: tl.constexpr):
     """Poses of zero mean and unit variance, and one over their standard deviation."""
-    x = tl.load(poses + m[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    x = tl.where(inside, x - (tl.sum(x, axis=1) / D)[:, None], 0.0)
-    rate = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)
-    return x * rate[:, None], rate
+    centre = mean(x, inside, D)
+    centred = [y - centre for y in x]
+    rate = tl.rsqrt(mean(multiply(centred, centred), inside, D) + eps)
+    return [y * rate for y in centred], rate
 
 
 @triton.jit
@@ -49,20 +100,28 @@ def norm_kernel(
     bias,
     out,
     capsules,
-    plane,
     eps,
+    run,
     D: tl.constexpr,
     R: tl.constexpr,
+    PLANE: tl.constexpr,
+    S: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):
-    m, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    inside = (m < capsules)[:, None] & (d < D)[None, :]
-    x, _ = normed(poses, m, d, inside, eps, D)
-    w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-    b = tl.load(bias + d, mask=d < D, other=0.0).to(tl.float32)
-    y = x * w[None, :] + b[None, :]
-    tl.store(out + by_rows(m, d, plane, D, R), y.to(out.dtype.element_ty), mask=inside)
+    """LayerNorm of `run` capsules, BLOCK_M at a time."""
+    d = tl.arange(0, BLOCK_S)
+    w, b = load_vector(weight, d, D, S), load_vector(bias, d, D, S)
+    first = tl.program_id(0) * run
+    last = tl.minimum(first + run, capsules)
+    for start in range(first, last, BLOCK_M):
+        m = start + tl.arange(0, BLOCK_M)
+        inside = (m < last)[:, None] & (d < S)[None, :]
+        x, _ = normed(load_poses(poses, m, d, inside, D, S), inside, eps, D)
+        y = add(multiply(x, w), b)
+        for s in tl.static_range(D // S):
+            to = out + by_rows(m, s * S + d, D, R, PLANE)
+            tl.store(to, y[s].to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -73,60 +132,81 @@ def norm_gradient_kernel(
     grad_poses,
     grad_affine,
     capsules,
-    plane,
     eps,
     run,
     D: tl.constexpr,
     R: tl.constexpr,
+    PLANE: tl.constexpr,
+    S: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):
     """∂L/∂poses, and of `run` capsules ∂L/∂weight and ∂L/∂bias: (programs, 2, D)."""
-    d = tl.arange(0, BLOCK_D)
-    w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-    grad_weight = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    grad_bias = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    d = tl.arange(0, BLOCK_S)
+    w = load_vector(weight, d, D, S)
+    grad_weight = (tl.zeros((BLOCK_M, BLOCK_S), tl.float32),) * (D // S)
+    grad_bias = grad_weight
     first = tl.program_id(0) * run
     last = tl.minimum(first + run, capsules)
     for start in range(first, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
-        inside = (m < last)[:, None] & (d < D)[None, :]
-        x, rate = normed(poses, m, d, inside, eps, D)
-        at = by_rows(m, d, plane, D, R)
-        g = tl.load(grad_out + at, mask=inside, other=0.0).to(tl.float32)
-        grad_weight += g * x
-        grad_bias += g
-        g *= w[None, :]
-        along = (tl.sum(g * x, axis=1) / D)[:, None]
-        g = (g - (tl.sum(g, axis=1) / D)[:, None] - x * along) * rate[:, None]
-        to = grad_poses + m[:, None] * D + d[None, :]
-        tl.store(to, g.to(grad_poses.dtype.element_ty), mask=inside)
-    to = grad_affine + tl.program_id(0) * (2 * D) + d
-    tl.store(to, tl.sum(grad_weight, axis=0), mask=d < D)
-    tl.store(to + D, tl.sum(grad_bias, axis=0), mask=d < D)
+        inside = (m < last)[:, None] & (d < S)[None, :]
+        g = ()
+        for s in tl.static_range(D // S):
+            at = grad_out + by_rows(m, s * S + d, D, R, PLANE)
+            g += (tl.load(at, mask=inside, other=0.0).to(tl.float32),)
+        x, rate = normed(load_poses(poses, m, d, inside, D, S), inside, eps, D)
+        grad_weight = add(grad_weight, multiply(g, x))
+        grad_bias = add(grad_bias, g)
+        g = multiply(g, w)
+        along, centre = mean(multiply(g, x), inside, D), mean(g, inside, D)
+        for s in tl.static_range(D // S):
+            to = grad_poses + as_they_lie(m, s * S + d, D)
+            slope = (g[s] - centre - x[s] * along) * rate
+            tl.store(to, slope.to(grad_poses.dtype.element_ty), mask=inside)
+    for s in tl.static_range(D // S):
+        to = grad_affine + tl.program_id(0) * (2 * D) + s * S + d
+        tl.store(to, tl.sum(grad_weight[s], axis=0), mask=d < S)
+        tl.store(to + D, tl.sum(grad_bias[s], axis=0), mask=d < S)
 
 
-def _sizes(poses: Tensor, rows: int) -> dict[str, int]:
+def _slice(d: int, rows: int, at_once: int) -> int:
+    """How many elements of a pose a tile holds: all if a power of two, else `at_once` rows.
+
+    6×6 in 64 lanes leave 28 of them idle, rows of 6 in 8 only two, and sums over rows need no
+    other lane.
+    """
+    return d if d == power_of_two(d) else d // rows * math.gcd(rows, at_once)
+
+
+def _sizes(poses: Tensor, rows: int, at_once: int, elements: int) -> dict[str, int]:
     batch, *_, d = poses.shape
-    block_d = power_of_two(d)
+    capsules = poses.numel() // d
+    of_a_pose = _slice(d, rows, at_once)
+    block_s, block_m = power_of_two(of_a_pose), power_of_two(ceil_div(ELEMENTS, d))
+    programs_each = max(1, elements // (block_m * block_s * (d // of_a_pose)))
+    programs = programs_each * geometry.multiprocessors(poses.device)
     return {
-        "capsules": poses.numel() // d,
-        "plane": poses.numel() // d // batch,
+        "capsules": capsules,
+        "run": ceil_div(ceil_div(capsules, block_m), programs) * block_m,
         "D": d,
         "R": rows,
-        "BLOCK_M": max(1, ELEMENTS // block_d),
-        "BLOCK_D": block_d,
+        "PLANE": capsules // batch,
+        "S": of_a_pose,
+        "BLOCK_M": block_m,
+        "BLOCK_S": block_s,
     }
 
 
 @torch.library.custom_op("capsroute::norm_by_rows", mutates_args=())
 def norm_by_rows(poses: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: int) -> Tensor:
     """(B, H, W, in, d) -> (B, rows, H, W, in, d / rows), in the dtype of the poses."""
-    sizes = _sizes(poses, rows)
+    # one row: stores of neighbouring capsules then touch
+    sizes = _sizes(poses, rows, at_once=1, elements=FORWARD_ELEMENTS)
     out = torch.empty(_by_rows_shape(poses, rows), device=poses.device, dtype=poses.dtype)
     geometry.launch(
         norm_kernel,
-        (ceil_div(sizes["capsules"], sizes["BLOCK_M"]),),
+        (ceil_div(sizes["capsules"], sizes["run"]),),
         poses=poses.contiguous(),
         weight=weight,
         bias=bias,
@@ -148,11 +228,9 @@ def norm_by_rows_backward(
     grad_out: Tensor, poses: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """∂L/∂poses; ∂L/∂weight and ∂L/∂bias as (2, d) in fp32."""
-    sizes = _sizes(poses, grad_out.shape[1])
-    tiles = ceil_div(sizes["capsules"], sizes["BLOCK_M"])
-    programs = min(tiles, PROGRAMS_EACH * geometry.multiprocessors(poses.device))
-    run = ceil_div(tiles, programs)
-    programs = ceil_div(tiles, run)
+    # two rows: a pose is written in fewer pieces
+    sizes = _sizes(poses, grad_out.shape[1], at_once=2, elements=BACKWARD_ELEMENTS)
+    programs = ceil_div(sizes["capsules"], sizes["run"])
     poses = poses.contiguous()
     grad_poses = torch.empty_like(poses)
     sums = torch.empty((programs, 2, sizes["D"]), device=poses.device, dtype=torch.float32)
@@ -165,7 +243,6 @@ def norm_by_rows_backward(
         grad_poses=grad_poses,
         grad_affine=sums,
         eps=eps,
-        run=run * sizes["BLOCK_M"],
         **sizes,
         num_warps=4,
     )
