@@ -5,7 +5,8 @@
 Peak above what lies there before (weights, primary capsules), in MiB, for each batch and number of
 iterations; with every vote stored (`reference`, as the paper's formula reads) and without. Beside
 it what there is to hold: the poses that all iterations make, the weights' gradients, and the votes
-that one iteration would store. bf16, nothing compiled.
+that one iteration would store. bf16, nothing compiled. Where git does not work, CAPSROUTE_COMMIT
+names the commit.
 """
 
 import csv
@@ -15,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsroute.experiments.costs import MEMORY_COLUMNS
 from capsroute.models import create_model
 from capsroute.ops.schedule import light_cone
+from capsroute.train.provenance import versions
 
 MODEL = "inverted_resnet_cifar10"
 BATCHES, ITERATIONS = (32, 128, 512), (1, 2, 4, 10)
@@ -25,22 +28,22 @@ TOO_MUCH = 100 * 2**30  # bytes of votes that nobody waits for
 
 
 def main() -> None:
-    columns = ("model", "batch", "iterations", "impl", "peak_mib", "poses_mib", "weights_mib")
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow((*columns, "votes_mib", "device", "torch"))
-    where = (torch.cuda.get_device_name(), torch.__version__)
+    writer = csv.DictWriter(sys.stdout, MEMORY_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    where = {"device": torch.cuda.get_device_name(), **versions()}
     for impl in ("auto", "reference"):
         for batch in BATCHES:
             for iterations in ITERATIONS:
                 try:
-                    row = measure(impl, batch, iterations)
+                    sizes = measure(impl, batch, iterations)
                 except torch.cuda.OutOfMemoryError:
-                    row = None
-                if row is not None:
-                    writer.writerow((MODEL, batch, iterations, impl, *row, *where))
+                    continue
+                case = {"model": MODEL, "batch": batch, "iterations": iterations, "impl": impl}
+                if sizes is not None:
+                    writer.writerow({**case, **sizes, **where})
 
 
-def measure(impl: str, batch: int, iterations: int) -> tuple[str, ...] | None:
+def measure(impl: str, batch: int, iterations: int) -> dict[str, str] | None:
     """Peak, poses, weights and votes in MiB; None if the votes would not fit."""
     model: Any = create_model(MODEL, iterations=iterations, impl=impl).cuda()
     poses, votes = shapes(model, batch)
@@ -59,7 +62,8 @@ def measure(impl: str, batch: int, iterations: int) -> tuple[str, ...] | None:
     counts = light_cone(iterations, len(poses))
     made = sum(size * count for size, count in zip(poses, counts, strict=True))
     weights = sum(weight.nbytes for weight in model.capsules.parameters())
-    return tuple(f"{size / MIB:.0f}" for size in (peak, made, weights, sum(votes)))
+    sizes = {"peak": peak, "poses": made, "weights": weights, "votes": sum(votes)}
+    return {f"{what}_mib": f"{size / MIB:.0f}" for what, size in sizes.items()}
 
 
 def route(capsules: torch.nn.Module, primary: Tensor) -> None:

@@ -3,6 +3,10 @@
 #   bash benchmarks/kernels/lease.sh OUT_FOLDER [SOURCE_OF_AN_OLDER_VERSION]
 # Each step has its own time limit, so that a slow one costs itself and not the next.
 out=${1:?a folder for results}
+[ -n "$CAPSROUTE_COMMIT" ] || git rev-parse --verify -q HEAD > /dev/null || {
+    echo "lease.sh: results must name a commit: run it in a checkout, or set CAPSROUTE_COMMIT" >&2
+    exit 1
+}
 old=$2
 run="python3 -W ignore benchmarks/kernels/run.py"
 layers=("cifar10 conv1" "cifar10 conv2" "cifar10 class" "cifar100 conv1" "cifar100 conv2" \

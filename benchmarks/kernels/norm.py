@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from run import time_us
+from run import commit, time_us
 
 from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.inverted.triton import norm as kernels
@@ -38,9 +38,10 @@ def main():
     parser.add_argument("--count", action="store_true", help="count instructions, time nothing")
     options = parser.parse_args()
     device = "sm_90" if options.count else torch.cuda.get_device_name()
+    source = commit()
     for name, (d, rows) in POSES.items():
         for row in count(d, rows) if options.count else measure(d, rows):
-            line = json.dumps({"layer": name, "device": device, **row})
+            line = json.dumps({"source": source, "layer": name, "device": device, **row})
             print(line, flush=True)
             if options.json:
                 with options.json.open("a") as file:

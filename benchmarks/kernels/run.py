@@ -8,20 +8,23 @@
 
 KERNELS_SOURCE in the environment names the folder of another version of the package to time. Every
 time is a median over replays of a CUDA graph that holds the call up to ten times. Results are added
-to `--json` as one object a line.
+to `--json` as one object a line. Their `source` is the commit: CAPSROUTE_COMMIT or git's, with + if
+files differ from it; of another version git's, or its folder, which should be named by the commit.
 """
 
 import argparse
 import itertools
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = os.environ.get("KERNELS_SOURCE", str(ROOT / "src"))
+OTHER = os.environ.get("KERNELS_SOURCE")
+SOURCE = OTHER or str(ROOT / "src")
 sys.path[:0] = [SOURCE, str(ROOT / "tests" / "ops"), str(Path(__file__).parent)]
 
 import triton_cases as cases  # noqa: E402
@@ -90,6 +93,23 @@ KERNELS = {
     "large_weight": "large_weight_kernel",
 }
 FORWARD = ("route", "large_shares")
+
+
+def commit():
+    """Of the version that is timed, or None where nobody knows."""
+    told = os.environ.get("CAPSROUTE_COMMIT")
+    if told and not OTHER:
+        return told[:7]
+    try:
+        git("ls-files", "--error-unmatch", "capsroute/__init__.py")  # not of a repository around it
+        return git("rev-parse", "--short=7", "HEAD") + "+" * bool(git("status", "--short", "."))
+    except (OSError, subprocess.CalledProcessError):
+        return OTHER
+
+
+def git(*arguments):
+    command = ["git", "-C", SOURCE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def time_us(function, repeats=15):
@@ -234,10 +254,13 @@ def main():
     parser.add_argument("--json", default="/dev/null")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
+    source = commit()
+    if source is None and options.json != parser.get_default("json"):
+        parser.error("results must name a commit: run it in a checkout, or set CAPSROUTE_COMMIT")
     with Path(options.json).open("a") as file:
 
         def emit(**record):
-            known = {"source": SOURCE, "dtype": options.dtype}
+            known = {"source": source, "dtype": options.dtype}
             print(json.dumps({**known, **record}), file=file, flush=True)
 
         if options.check is not None:

@@ -38,7 +38,8 @@ def test_each_comparison_is_planned_once_and_before_what_it_is_for():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("inverted_resnet_cifar1", "did you mean 'inverted_resnet_cifar10'"),
+        ("inverted_resnet_cifar1", "`models` must .* did you mean 'inverted_resnet_cifar10'"),
+        ("nope:2", "`models` must name registered models, got 'nope'; choose from .* and"),
         ("inverted_resnet_cifar10:0", "NAME:1,2,4"),
         ("cnn_cifar10:2", "has none"),
     ],
@@ -178,3 +179,11 @@ def test_nothing_to_measure_is_told(option, capsys):
         main(["bench", "cnn_cifar10", "--device", "cpu", option, "0"])
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"error: `{option}` must be at least 1, got 0\n"
+
+
+def test_an_unknown_model_is_one_line_and_nothing_else(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "inverted_resnet_cifar1", "--device", "cpu"])
+    assert stop.value.code == 2
+    told = "error: `models` must name registered models, got 'inverted_resnet_cifar1'; "
+    assert capsys.readouterr() == ("", f"{told}did you mean 'inverted_resnet_cifar10'?\n")

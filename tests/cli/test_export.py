@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import capsroute
+from capsroute.cli.export import _stages
 from capsroute.export import files
 from capsroute.inference import Predictor
 from capsroute.models.weights import save_model
@@ -29,7 +30,7 @@ def test_the_file_can_be_predicted_with(run, checkpoint, tmp_path, to, name):
     folder = tmp_path / "taken_away"
     folder.mkdir()
     status, out, err = run("export", checkpoint, "--to", to, "--out", folder)
-    assert (status, err) == (0, "")
+    assert status == 0 and err.splitlines()[0] == f"making {name}"  # no terminal: lines
     assert f"wrote {folder / name}" in out and "differ from the model's by at most" in out
     images = torch.rand(3, 1, 20, 20)
     torch.testing.assert_close(
@@ -71,7 +72,9 @@ def test_a_failed_check_leaves_no_file(run, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_scores_of", lambda path: lambda images: images.sum())
     before = sorted(tmp_path.iterdir())
     status, _, err = run("export", checkpoint, "--to", "safetensors", "--out", "new.safetensors")
-    assert status == 2 and "nothing was written" in err and err.count("\n") == 1
+    *stages, error = err.splitlines()
+    assert status == 2 and error.startswith("error: ") and error.endswith("nothing was written")
+    assert stages == ["making new.safetensors", "comparing it with the model, 1 image at a time"]
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -92,3 +95,12 @@ def test_mistakes_are_one_line(run, checkpoint, arguments, message):
     status, _, err = run("export", checkpoint, *arguments)
     assert status == 2 and err.count("\n") == 1
     assert err.startswith("error: ") and message in err
+
+
+def test_on_a_terminal_a_spinner_shows_the_stage_and_leaves_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich's word for a terminal
+    with _stages() as tell:
+        tell("making [bold].onnx")
+    shown = capsys.readouterr().err
+    assert "making [bold].onnx" in shown and "0:00:00" in shown
+    assert shown.endswith("\x1b[2K")  # the line is cleared

@@ -27,11 +27,12 @@ def add(path, case, ms, mib=300.0, *, checked=True, compiled=True, **place):
     append_row(path, Row(case, timing, compiled, checked, PLACE | place))
 
 
-def add_memory(path, rows):
+def add_memory(path, rows, *, columns=MEMORY_COLUMNS, dirty=False):
+    place = ("NVIDIA H200", "x", "b" * 40, dirty)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(MEMORY_COLUMNS)
-        writer.writerows((MODEL, 128, *row, "NVIDIA H200", "x") for row in rows)
+        writer.writerow(columns)
+        writer.writerows((MODEL, 128, *row, *place)[: len(columns)] for row in rows)
 
 
 @pytest.fixture
@@ -173,6 +174,20 @@ def test_table_of_memory(timings):
         [MODEL, "128", "4", "22", "2,695", "309", "9,037"],
         [MODEL, "128", "10", "78", "2,695", "497", "–"],
     ]
+
+
+class TestMemoryWithItsCommit:
+    ROW = (4, "auto", 300, 22, 2, 2695)
+
+    def test_a_file_from_before_rows_named_a_commit_is_read_alike(self, timings):
+        path = timings.with_name("memory.csv")
+        for columns in (MEMORY_COLUMNS, MEMORY_COLUMNS[:-2]):
+            add_memory(path, [self.ROW], columns=columns)
+            assert read_costs(timings).number(f"{MODEL}:4", "routing", "peak_mib") == 300
+
+    def test_rows_of_code_that_is_no_commits_do_not_count(self, timings):
+        add_memory(timings.with_name("memory.csv"), [self.ROW], dirty=True)
+        assert memory_table(read_costs(timings))[1] == []
 
 
 class TestFigure:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import zipfile
 
 import numpy as np
@@ -156,10 +157,19 @@ def test_wrong_arguments_are_one_line(tmp_path):
         export_model(model, "onnx", tmp_path / "x.onnx", batch=0)
 
 
-def test_without_onnx_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=re.escape(install_hint("export"))):
-        graph.check_installed("onnx")
+def test_without_onnx_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    told = f"needs onnx, which is not installed: {install_hint('export')}"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        graph.check_usable("onnx")
+
+
+def test_the_stages_are_told(tmp_path):
+    told = []
+    export_model(make("inverted"), "safetensors", tmp_path / "m.safetensors", tell=told.append)
+    batches = ["1 image at a time", "7 images at a time", "64 images at a time"]
+    compared = [f"comparing it with the model, {batch}" for batch in batches]
+    assert told == ["making m.safetensors", *compared]
 
 
 @pytest.mark.parametrize("name", ["broken.onnx", "broken.pt2"])

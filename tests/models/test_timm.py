@@ -84,6 +84,16 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch):
         create_model("inverted_resnet_cifar10", backbone="timm/resnet50")
 
 
+def test_a_timm_that_does_not_import_is_told_with_the_reason(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    told = "`backbone` needs timm, which is installed but cannot be imported: operator nms does"
+    with pytest.raises(ValueError, match=told) as raised:
+        create_model("inverted_resnet_cifar10", backbone="timm/resnet50")
+    assert "pip install" not in str(raised.value)
+
+
 @pytest.fixture
 def timm():
     try:

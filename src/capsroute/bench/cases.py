@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from capsroute.data import Augment, Split, TrainBatches, load_dataset
 from capsroute.data.diverse_multimnist import DiverseMultiMNIST
 from capsroute.data.splits import ArraySplit
-from capsroute.models import create_model, model_info
+from capsroute.models import create_model, list_models, model_info
 from capsroute.models.base import ImageClassifier, probe
+from capsroute.nearest import nearest
 from capsroute.train.build import Runtime, compiled, wrap
 from capsroute.train.capture import CapturedSteps, Graphs
 from capsroute.train.config import Config
@@ -97,7 +98,12 @@ def plan_cases(
 
 def _parse(text: str) -> tuple[str, list[int | None]]:
     name, _, turns = text.partition(":")
-    own = model_info(name).task.iterations  # or a ValueError with the nearest name
+    known = list_models()
+    if name not in known:
+        raise ValueError(
+            f"`models` must name registered models, got {name!r}{nearest(name, known)}"
+        )
+    own = model_info(name).task.iterations
     if not turns:
         return name, [own]
     if own is None:

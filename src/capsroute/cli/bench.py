@@ -91,9 +91,9 @@ def main(arguments: list[str]) -> None:
     options = parse(Options, "bench", arguments, config=FLAGS)
     device = choose_device(options.device)
     conditions = _conditions(options, device)
+    cases = _plan(options, conditions)
     if device.type == "cpu":
         print(f"this measures a CPU, which is slow: {conditions}", flush=True)
-    cases = _plan(options, conditions)
     where = {"device": device_name(device), **versions()}
     known = read_rows(options.out) if options.out else []
     rows: dict[Case, Row] = {}

@@ -1,10 +1,15 @@
 """`capsroute export`"""
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.inputs import load_predictor
@@ -47,11 +52,27 @@ def main(arguments: list[str]) -> None:
     replaced = out.exists()
     if replaced and out.samefile(predictor.checkpoint):
         raise UsageError(f"`--out` must be another file than MODEL's own, got {out}")
-    with as_typed(batch="--batch"):
-        difference = export_model(predictor.model, options.to, out, batch=options.batch)
+    with as_typed(batch="--batch"), _stages() as tell:
+        difference = export_model(predictor.model, options.to, out, batch=options.batch, tell=tell)
     verb = "replaced" if replaced else "wrote"
     print(f"{verb} {out} ({out.stat().st_size / 2**20:.1f} MiB)")
     print(f"its scores differ from the model's by at most {difference:.1e}")
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """What to tell the work's stages to: a spinner with the time on a terminal, lines elsewhere.
+
+    On stderr, so that stdout holds the outcome alone.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: print(stage, file=sys.stderr, flush=True)
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda stage: shown.update(task, description=stage)
 
 
 def default_name(model: str) -> str:

@@ -20,8 +20,9 @@ USUAL |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
 """Of the rows that are shown; these are what a `Case` has unless told otherwise."""
 MEMORY_COLUMNS = (
     *("model", "batch", "iterations", "impl"),
-    *("peak_mib", "poses_mib", "weights_mib", "votes_mib", "device", "torch"),
+    *("peak_mib", "poses_mib", "weights_mib", "votes_mib", "device", "torch", "commit", "dirty"),
 )
+"""Of memory.csv; a file from before its rows named a commit lacks the last two."""
 MODES = {"train": "a training step", "infer": "inference"}
 
 
@@ -99,8 +100,12 @@ def read_costs(timings: Path) -> Costs:
 
 
 def _shown(row: Row) -> bool:
-    known_code = row["dirty"] != "True"  # the same commit, and yet other code
-    return USUAL.items() <= row.items() and row["impl"] in ("auto", "reference") and known_code
+    shown = USUAL.items() <= row.items() and row["impl"] in ("auto", "reference")
+    return shown and _known_code(row)
+
+
+def _known_code(row: Row) -> bool:
+    return row.get("dirty") != "True"  # the same commit, and yet other code
 
 
 def _line(row: Row) -> tuple[str, ...]:
@@ -122,9 +127,10 @@ def _read_memory(path: Path) -> list[Row]:
         return []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != MEMORY_COLUMNS:
+        if tuple(reader.fieldnames or ()) not in (MEMORY_COLUMNS, MEMORY_COLUMNS[:-2]):
             raise ValueError(f"{path} must be a file that benchmarks/memory.py wrote")
-        return [{**row, "mode": ROUTING, "part": "model"} for row in reader]
+        rows = [{**row, "mode": ROUTING, "part": "model"} for row in reader]
+    return [row for row in rows if _known_code(row)]
 
 
 def step_table(costs: Costs) -> tuple[list[str], list[list[str]]]:

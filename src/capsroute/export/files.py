@@ -1,6 +1,7 @@
 """Write a model in another form, once the file has been shown to agree with the model."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def export_model(
     path: str | Path,
     *,
     batch: int | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
 ) -> float:
     """Write the model and return the largest difference of its scores from the model's.
 
@@ -36,6 +38,7 @@ def export_model(
         to: `onnx`, `torch-export` or `safetensors`.
         path: of the file.
         batch: images a call of the graph takes; any number unless given.
+        tell: called with what is done next, in words; large models take minutes.
     """
     if to not in FORMATS:
         raise ValueError(f"`to` must be one of {', '.join(FORMATS)}, got {to!r}")
@@ -45,6 +48,7 @@ def export_model(
         names = [str(index) for index in range(model.num_classes)]
     else:
         names = model.class_names
+    tell(f"making {Path(path).name}")
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model{FORMATS[to]}"
         if to == "safetensors":
@@ -53,7 +57,7 @@ def export_model(
             metadata = describe(model, names, batch)
             write = onnx_bytes if to == "onnx" else pt2_bytes
             draft.write_bytes(write(model, metadata, batch))
-        difference = check(model, draft, batch)
+        difference = check(model, draft, batch, tell)
         write_whole(Path(path), draft.read_bytes())
     return difference
 
@@ -80,7 +84,9 @@ def describe(model: ImageClassifier, names: list[str], batch: int | None) -> dic
 
 
 @torch.no_grad()
-def check(model: ImageClassifier, path: Path, batch: int | None) -> float:
+def check(
+    model: ImageClassifier, path: Path, batch: int | None, tell: Callable[[str], None]
+) -> float:
     """The largest difference between a file's scores and the model's, or a ValueError."""
     run = _scores_of(path)
     device, training = next(model.parameters()).device, model.training
@@ -89,6 +95,7 @@ def check(model: ImageClassifier, path: Path, batch: int | None) -> float:
     model.eval()
     try:
         for count in CHECKED_BATCHES if batch is None else (batch,):
+            tell(f"comparing it with the model, {count} image{'s' * (count > 1)} at a time")
             shape = (count, model.in_channels, *model.image_size)
             images = torch.rand(shape, generator=generator)
             expected, got = model(images.to(device)).cpu(), run(images)

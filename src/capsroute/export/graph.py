@@ -5,7 +5,7 @@ kernels depend on the batch or on the device, which a graph must not.
 """
 
 import copy
-import importlib.util
+import importlib
 import io
 import json
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capsroute.extras import install_hint
+from capsroute.extras import why_unusable
 from capsroute.models.base import ImageClassifier
 
 EXAMPLES = 2  # images to trace with: PyTorch would take 0 or 1 for a constant
@@ -45,7 +45,7 @@ def pt2_bytes(model: ImageClassifier, description: dict[str, Any], batch: int | 
 
 
 def onnx_bytes(model: ImageClassifier, description: dict[str, Any], batch: int | None) -> bytes:
-    check_installed("onnx", "onnxscript", "onnxruntime")
+    check_usable("onnx", "onnxscript", "onnxruntime")
     program = torch_program(model, batch)
     with _quiet():
         converted = torch.onnx.export(
@@ -63,12 +63,13 @@ def onnx_bytes(model: ImageClassifier, description: dict[str, Any], batch: int |
     return proto.SerializeToString()
 
 
-def check_installed(*packages: str) -> None:
+def check_usable(*packages: str) -> None:
     for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"`{package}` must be installed for ONNX files: {install_hint('export')}"
-            )
+        try:
+            importlib.import_module(package)
+        except (ImportError, RuntimeError) as error:
+            why = why_unusable(package, "export", error)
+            raise ValueError(f"an ONNX file needs {package}, which {why}") from error
 
 
 @contextmanager

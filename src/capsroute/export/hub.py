@@ -1,8 +1,8 @@
 """Models on the Hugging Face hub (extra `hub`), by huggingface_hub's own mixin.
 
     HubModel(model).save_pretrained("folder")               # weights, config.json, README.md
-    HubModel(model).push_to_hub("someone/some-model")
-    model = HubModel.from_pretrained("someone/some-model").model
+    HubModel.of("runs/pets", license="cc-by-4.0").push_to_hub("someone/pets")
+    model = HubModel.from_pretrained("someone/pets").model
 
 The weights are the safetensors file that `capsroute predict` takes, so a downloaded folder is a
 model too.
@@ -13,20 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capsroute.extras import install_hint
+from capsroute.extras import why_unusable
 
 try:
-    from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
-except ImportError:
-    raise ImportError(
-        f"`huggingface_hub` must be installed for the hub: {install_hint('hub')}"
-    ) from None
+    from huggingface_hub import HfApi, ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
+except ImportError as error:
+    why = why_unusable("huggingface_hub", "hub", error)
+    raise ImportError(f"the hub needs huggingface_hub, which {why}") from error
 
+import capsroute
 from capsroute.models.base import ImageClassifier
+from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model, read_metadata, save_model
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+OURS = "capsroute"
+"""What config.json holds alone: a run's own is another file of the same name."""
+NAMED = 100  # classes that a card lists
 
 CARD = """---
 {data}
@@ -34,8 +38,7 @@ CARD = """---
 
 # {name}
 
-{kind} of {height}×{width} {colour} images into {classes} classes{routing}, made with capsroute
-(`pip install capsroute`).
+{kind} of {height}×{width} {colour} images into {classes} classes{routing}, made with capsroute.
 
 | | |
 |---|---|
@@ -57,16 +60,74 @@ The folder is a model for the command line as well: `capsroute predict FOLDER ph
 
 
 class HubModel(ModelHubMixin, library_name="capsroute", tags=["image-classification"]):
-    """A classifier that can be saved for the hub, pushed there and loaded from it."""
+    """A classifier that can be saved for the hub, pushed there and loaded from it.
 
-    def __init__(self, model: ImageClassifier) -> None:
+    Args:
+        model: in any mode and on any device.
+        license: of the weights, as the hub names licences; the card has none unless given.
+        results: rows of the card's table, such as `{"test accuracy": "93.1 %"}`.
+    """
+
+    def __init__(
+        self,
+        model: ImageClassifier,
+        *,
+        license: str | None = None,
+        results: Mapping[str, Any] | None = None,
+    ) -> None:
         self.model = model
+        self.license = license
+        self.results = dict(results or {})
+
+    @classmethod
+    def of(cls, source: str | Path, *, license: str | None = None, **changes: Any) -> "HubModel":
+        """A run's folder, a checkpoint or shipped weights; of a run the card tells what is known.
+
+        `changes` are arguments of `create_model`, such as `iterations`.
+        """
+        path = find_checkpoint(source, changes.get("iterations"))
+        model = load_model(path, **changes)
+        summary = path.with_name("summary.json")
+        known = path.name == WEIGHTS and summary.is_file()
+        results = run_results(json.loads(summary.read_text()), model) if known else None
+        return cls(model, license=license, results=results)
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        model_card_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> str | None:
+        """Weights, config.json and, unless there is one, README.md, into a folder.
+
+        Args:
+            save_directory: made if need be. Not a run's: its config.json would be lost.
+            repo_id: what the card calls the model; the folder's name unless given.
+            model_card_kwargs: arguments of `generate_model_card`.
+            options: huggingface_hub's own, such as `push_to_hub`.
+        """
+        folder = Path(save_directory)
+        _check_config(folder / CONFIG)
+        card = {"repo_id": repo_id or folder.resolve().name, **(model_card_kwargs or {})}
+        return super().save_pretrained(folder, repo_id=repo_id, model_card_kwargs=card, **options)
+
+    def push_to_hub(
+        self, repo_id: str, *, model_card_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> str:
+        """Upload what `save_pretrained` writes; `options` are huggingface_hub's own."""
+        if "/" not in repo_id:  # the hub knows whose
+            api, private = HfApi(token=options.get("token")), options.get("private")
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        card = {**(model_card_kwargs or {}), "repo_id": repo_id}
+        return super().push_to_hub(repo_id, model_card_kwargs=card, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         path = Path(save_directory) / WEIGHTS
         save_model(self.model, path)
         # nested: the mixin would take an entry `model` for the argument of that name
-        text = json.dumps({"capsroute": read_metadata(path)}, indent=1) + "\n"
+        text = json.dumps({OURS: read_metadata(path)}, indent=1) + "\n"
         (Path(save_directory) / CONFIG).write_text(text)
 
     @classmethod
@@ -82,44 +143,40 @@ class HubModel(ModelHubMixin, library_name="capsroute", tags=["image-classificat
         **changes: Any,
     ) -> "HubModel":
         """`changes` are arguments of `create_model`, such as `iterations`."""
-        folder = Path(model_id)
-        if folder.is_dir():
-            path = folder / WEIGHTS
-        else:
-            path = Path(
-                hf_hub_download(
-                    model_id,
-                    WEIGHTS,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    local_files_only=local_files_only,
-                    token=token,
-                )
-            )
-        return cls(load_model(path, **changes))
+        changes.pop("model", None)  # of a run's config.json, taken for the argument of that name
+        if Path(model_id).is_dir():
+            return cls.of(model_id, **changes)
+        path = hf_hub_download(
+            model_id,
+            WEIGHTS,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        return cls.of(path, **changes)
 
     def generate_model_card(
         self,
         *,
-        repo_id: str = "someone/some-model",
+        repo_id: str | None = None,
+        license: str | None = None,
         results: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> ModelCard:
-        """What the model is and how to use it, with `results` as they are given, if any."""
+        """What the model is and how to use it; `results` are further rows of its table.
+
+        `repo_id` is what the model is loaded by, and gives the title: a repository or a folder.
+        """
         model = self.model
+        repo_id = repo_id or model.name
         data = ModelCardData(
-            license="apache-2.0",
+            license=license or self.license,
             library_name="capsroute",
             pipeline_tag="image-classification",
             tags=["capsule-networks", "image-classification"],
         )
-        facts = {
-            "model": model.name,
-            "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
-            "classes": ", ".join(model.class_names or []) or str(model.num_classes),
-            **(results or {}),
-        }
         iterations = model.iterations
         several = "s" * (iterations != 1)
         text = CARD.format(
@@ -132,7 +189,71 @@ class HubModel(ModelHubMixin, library_name="capsroute", tags=["image-classificat
             colour={1: "grey", 3: "colour"}.get(model.in_channels, f"{model.in_channels}-channel"),
             classes=model.num_classes,
             routing=f", {iterations} routing iteration{several}" if iterations else "",
-            rows="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+            rows=_rows({**model_facts(model), **self.results, **(results or {})}),
             repo_id=repo_id,
         )
         return ModelCard(text)
+
+
+def model_facts(model: ImageClassifier) -> dict[str, str]:
+    """What a model says of itself, for the card."""
+    names = model.class_names or []
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    height, width = model.image_size
+    facts = {
+        "model": f"`{model.name}`",
+        "parameters": f"{parameter_count(model):,}",
+        "image size": f"{height}×{width}, channels: {model.in_channels}",
+        "classes": ", ".join(names[:NAMED]) + more if names else str(model.num_classes),
+        "routing iterations": "" if model.iterations is None else str(model.iterations),
+        "capsroute": capsroute.__version__,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def run_results(summary: Mapping[str, Any], model: ImageClassifier) -> dict[str, str]:
+    """What a run's summary.json tells of its model; nothing of a model that is another now."""
+    own = {
+        "model": model.name,
+        "iterations": model.iterations,
+        "params": parameter_count(model),
+    }
+    if any(summary.get(name) != value for name, value in own.items()):
+        return {}
+    right = "every label right" if model.task.multilabel else "the class right"
+    accuracies = {"test": summary["test_accuracy_last"], "validation": summary["val_accuracy"]}
+    trained = f"{summary['epochs']:g} epochs, {summary['steps']:,} steps, seed {summary['seed']}"
+    return {
+        "data": Path(summary["dataset"]).name,  # of a folder, not where it lay
+        **{
+            f"{split} accuracy": f"{accuracy:.2f} % of the images ({right}), after the last step"
+            for split, accuracy in accuracies.items()
+            if accuracy is not None
+        },
+        "trained": f"{trained}, {summary['dtype']}, on {summary['device']}",
+    }
+
+
+def parameter_count(model: ImageClassifier) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _rows(facts: Mapping[str, Any]) -> str:
+    """Of a Markdown table, whatever classes are called."""
+    cells = {name: " ".join(str(fact).split()).replace("|", r"\|") for name, fact in facts.items()}
+    return "\n".join(f"| {name} | {cell} |" for name, cell in cells.items())
+
+
+def _check_config(path: Path) -> None:
+    """The mixin replaces a config.json; one that is not ours would be lost."""
+    if not path.is_file():
+        return
+    try:
+        ours = OURS in json.loads(path.read_text())
+    except ValueError:
+        ours = False
+    if not ours:
+        raise ValueError(
+            f"`save_directory` must be a new folder or one saved for the hub, got {path.parent}: "
+            f"its {path.name} is another's"
+        )

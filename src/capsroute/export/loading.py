@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_installed, errors_only
+from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_usable, errors_only
 from capsroute.inference import Description, Run
 
 PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,7 +48,7 @@ def load_scores(path: Path) -> tuple[dict[str, Any], Run]:
 
 
 def _load_onnx(path: Path) -> tuple[dict[str, Any], Run]:
-    check_installed("onnxruntime")
+    check_usable("onnxruntime")
     import onnxruntime
 
     try:

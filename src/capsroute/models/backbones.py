@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.extras import install_hint
+from capsroute.extras import why_unusable
 from capsroute.ops.tracing import cast
 
 
@@ -188,8 +188,6 @@ def _import_timm() -> Any:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision fails so beside another torch
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"`backbone` needs timm: {install_hint('timm')} (importing it failed: {reason})"
-        ) from None
+        why = why_unusable("timm", "timm", error)
+        raise ValueError(f"`backbone` needs timm, which {why}") from error
     return timm
