@@ -9,7 +9,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.data.image_folder import decode
-from capsroute.inference import Predictor
+from capsroute.inference import Prediction, Predictor
 from capsroute.models import pretrained
 from capsroute.models.weights import save_model
 
@@ -49,6 +49,29 @@ def test_a_run_folder_and_its_checkpoint_are_the_same_model(checkpoint):
         assert predictor.name == "inverted_small_multimnist"
         assert predictor.model is not None and not predictor.model.training
         assert predictor.checkpoint == checkpoint
+
+
+def test_a_model_is_called_by_what_it_was_loaded_from(checkpoint, tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "pets"
+    run.mkdir(parents=True)
+    checkpoint.rename(run / "model.safetensors")
+    (tmp_path / "latest").symlink_to(run)
+    (run / "plots").mkdir()
+    monkeypatch.chdir(run / "plots")
+    for source, name in (
+        (run, "pets"),
+        (f"{run}/", "pets"),
+        ("..", "pets"),
+        (tmp_path / "latest", "latest"),
+        (run / "model.safetensors", "model.safetensors"),
+    ):
+        predictor = Predictor.load(source)
+        assert predictor.source == name
+        assert predictor.title == f"{name} (inverted_small_multimnist)"
+    shipped = Predictor.load("inverted_small_multimnist")
+    assert shipped.source == shipped.title == "inverted_small_multimnist"
+    in_memory = Predictor.from_model(make_model())
+    assert (in_memory.source, in_memory.title) == (None, "inverted_small_multimnist")
 
 
 def test_a_name_of_shipped_weights(checkpoint, monkeypatch):
@@ -152,6 +175,17 @@ def test_predict_takes_pictures():
     assert predictor.predict([]) == []
 
 
+def test_an_answer_has_one_shape_for_json():
+    answer = Prediction(["bee"], [("bee", 0.75), ("cat", 0.25)], "a light ground")
+    bee, cat = {"label": "bee", "probability": 0.75}, {"label": "cat", "probability": 0.25}
+    assert answer.as_dict() == {
+        "labels": ["bee"],
+        "ranked": [bee, cat],
+        "remark": "a light ground",
+    }
+    assert answer.as_dict(top_k=1)["ranked"] == [bee]
+
+
 def test_scores_that_are_not_finite_are_no_answer():
     model = make_model()
     with torch.no_grad():
@@ -169,6 +203,8 @@ def test_dark_digits_on_white_are_remarked_on_and_left_alone():
     assert prepared.min() == 1.0
     assert "invert the image first" in (predictor.remark(prepared) or "")
     assert predictor.remark(1 - prepared) is None
+    white, black = predictor.predict([paper, Image.new("L", (36, 36), 0)])
+    assert (white.remark, black.remark) == (predictor.remark(prepared), None)
     assert Predictor.from_model(make_model()).remark(torch.ones(1, SIZE, SIZE)) is None
 
 

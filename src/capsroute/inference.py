@@ -10,9 +10,11 @@ the picture itself. In particular nothing is inverted: a model that learned ligh
 dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` says so.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +40,13 @@ class Prediction:
     """One class; for a multi-label model the set, most likely first, which may be empty."""
     ranked: list[tuple[str, float]]
     """The `top_k` classes with their probabilities, most likely first."""
+    remark: str | None = None
+    """What to know of the image, such as a light ground."""
+
+    def as_dict(self, top_k: int | None = None) -> dict[str, Any]:
+        """As `capsroute predict --json` and the server's API tell it."""
+        ranked = [{"label": name, "probability": share} for name, share in self.ranked[:top_k]]
+        return {"labels": self.labels, "ranked": ranked, "remark": self.remark}
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Predictor:
         self.iterations = description.iterations
         self.model = model  # None for an exported file, which cannot be explained
         self.checkpoint: Path | None = None  # the file that the weights came from, if any
+        self.source: str | None = None  # what the user called it, without the way there
         self._run = run
 
     @classmethod
@@ -102,9 +112,13 @@ class Predictor:
         """
         path = Path(source).expanduser()
         if path.suffix in EXPORTED and path.is_file():
-            return cls._from_exported(path, iterations)
-        checkpoint = find_checkpoint(source, iterations, expected=KINDS)
-        return cls._from_checkpoint(checkpoint, iterations, device)
+            predictor = cls._from_exported(path, iterations)
+        else:
+            checkpoint = find_checkpoint(source, iterations, expected=KINDS)
+            predictor = cls._from_checkpoint(checkpoint, iterations, device)
+        # of `.` and `..` too, and of a link its own name, not that of what it leads to
+        predictor.source = os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119
+        return predictor
 
     @classmethod
     def from_model(cls, model: ImageClassifier, *, device: str = "auto") -> "Predictor":
@@ -136,6 +150,13 @@ class Predictor:
                 "an exported file's routing is fixed; export the model again"
             )
         return cls(description, run)
+
+    @property
+    def title(self) -> str:
+        """The run or file with the model in it, such as `pets (inverted_resnet_cifar10)`."""
+        if self.source in (None, "", self.name):
+            return self.name
+        return f"{self.source} ({self.name})"
 
     def prepare(self, image: Image.Image) -> Tensor:
         """A picture as the model's input, (C, H, W), floats in [0, 1].
@@ -191,12 +212,19 @@ class Predictor:
             labels = [ranked[0][0]]
         return Prediction(labels, ranked[:top_k])
 
-    def predict(self, images: Sequence[Image.Image], top_k: int = 5) -> list[Prediction]:
-        """What each picture shows; one batch."""
+    def answer(self, images: Sequence[Tensor], top_k: int = 5) -> list[Prediction]:
+        """What each prepared image shows, with what is to be remarked on; one batch."""
         if not images:
             return []
-        prepared = torch.stack([self.prepare(image) for image in images])
-        return self.decide(self.probabilities(prepared), top_k)
+        answers = self.decide(self.probabilities(torch.stack(list(images))), top_k)
+        return [
+            replace(answer, remark=self.remark(image))
+            for answer, image in zip(answers, images, strict=True)
+        ]
+
+    def predict(self, images: Sequence[Image.Image], top_k: int = 5) -> list[Prediction]:
+        """What each picture shows; one batch."""
+        return self.answer([self.prepare(image) for image in images], top_k)
 
 
 def _learned_digits_on_black(description: Description) -> bool:

@@ -8,6 +8,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.data import DiverseMultiMNIST, load_mnist
+from capsroute.explain.heat import ROUTING_MAPS
 from capsroute.models.weights import read_metadata, save_model
 
 
@@ -60,6 +61,17 @@ def test_separation(run, digits, tmp_path):
     assert result["weights_sha256"] == read_metadata(digits)["sha256"]
     assert result["command"].startswith("capsroute explain ") and "commit" in result
     assert f"{result['maps']['contribution']['share']:.4f}" in out
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_no_name_of_a_map_is_cut(run, digits, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, _ = run("explain", digits, "--separation", 2)
+    cells = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+    assert status == 0 and "…" not in out
+    if columns == 80:
+        assert {*ROUTING_MAPS, "gradient_times_input_positive"} <= set(cells)
+    assert "gradient_times_input_positive" in "".join(cells)
 
 
 @pytest.mark.parametrize(

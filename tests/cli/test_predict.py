@@ -73,9 +73,9 @@ def test_a_folder_is_taken_with_all_below_it(run, model, photos):
     assert [record["file"] for record in found] == [str(photos / name) for name in names]
     for record in found:
         answer = expected(model, record["file"])
-        assert record["labels"] == answer.labels
-        for (name, p), (other, q) in zip(record["ranked"], answer.ranked, strict=True):
-            assert name == other and p == pytest.approx(q, abs=1e-5)
+        assert record["labels"] == answer.labels and record["remark"] is None
+        for one, (name, p) in zip(record["ranked"], answer.ranked, strict=True):
+            assert one == {"label": name, "probability": pytest.approx(p, abs=1e-5)}
 
 
 def test_files_and_patterns_keep_their_order(run, model, photos):
@@ -87,6 +87,30 @@ def test_files_and_patterns_keep_their_order(run, model, photos):
     ]
     status, _, err = run("predict", model, f"{photos}/*.webp")
     assert status == 2 and "no file matches this pattern" in err
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "{a} --strict {b}",
+        "--strict {a} --top-k 2 {b}",
+        "{a} --top-k=2 {b} --strict",
+        "--strict -- {a} {b}",
+        "{a} --batch_size 1 -- {b}",
+    ],
+)
+def test_images_may_stand_anywhere(run, model, photos, monkeypatch, order):
+    monkeypatch.chdir(photos)
+    words = order.format(a="a.png", b="c.bmp").split()
+    for arguments in (["--json", model, *words], [model, "--json", *words]):
+        status, out, err = run("predict", *arguments)
+        assert (status, err) == (0, "")
+        assert [record["file"] for record in records(out)] == ["a.png", "c.bmp"]
+
+
+def test_a_wrong_option_among_images_is_told(run, model, photos):
+    status, _, err = run("predict", model, photos / "a.png", "--strct", photos / "c.bmp")
+    assert status == 2 and "Unrecognized options: --strct" in err and "--strict" in err
 
 
 def test_the_table_shows_names_as_they_are(run, model, photos):
@@ -220,13 +244,30 @@ def test_an_exported_file_answers_alike(run, model, photos, tmp_path):
         assert record["labels"] == expected(model, record["file"]).labels
 
 
-def test_a_white_ground_is_remarked_on(run, tmp_path):
-    digits = capsroute.create_model("inverted_small_multimnist")
-    digits.class_names = [str(digit) for digit in range(10)]
-    save_model(digits, tmp_path / "digits.safetensors")
-    Image.new("L", (36, 36), 250).save(tmp_path / "paper.png")
-    status, _, err = run("predict", tmp_path / "digits.safetensors", tmp_path / "paper.png")
-    assert status == 0 and "paper.png: a light ground" in err
+@pytest.fixture
+def digits(tmp_path):
+    made = capsroute.create_model("inverted_small_multimnist")
+    made.class_names = [str(digit) for digit in range(10)]
+    save_model(made, tmp_path / "digits.safetensors")
+    return tmp_path / "digits.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("count", "last"), [(1, None), (3, None), (4, "1 more image: "), (9, "6 more images: ")]
+)
+def test_a_white_ground_is_remarked_on_three_times_at_most(run, digits, tmp_path, count, last):
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    Image.new("L", (36, 36), 5).save(folder / "slate.png")
+    for number in range(count):
+        Image.new("L", (36, 36), 250).save(folder / f"paper{number}.png")
+    status, out, err = run("predict", digits, folder, "--json", "--batch-size", 2)
+    remarks = {record["file"]: record["remark"] for record in records(out)}
+    assert status == 0 and remarks.pop(str(folder / "slate.png")) is None
+    (remark,) = set(remarks.values())
+    assert len(remarks) == count and remark.startswith("a light ground; ")
+    told = [f"{folder}/paper{number}.png: {remark}" for number in range(min(count, 3))]
+    assert err.splitlines() == told + ([] if last is None else [f"{last}{remark}"])
 
 
 @pytest.mark.parametrize(

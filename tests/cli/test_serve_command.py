@@ -44,12 +44,14 @@ def start(*arguments):
 def test_it_serves_until_it_is_told_to_stop(checkpoint, number):
     with start(checkpoint, "--port", "0") as process:
         line = process.stdout.readline()
-        name, port = re.match(r"(\w+) on http://127\.0\.0\.1:(\d+) ", line).groups()
-        assert name == "inverted_small_multimnist"
+        title, port = re.match(r"(.+) on http://127\.0\.0\.1:(\d+) ", line).groups()
+        assert title == "mine.safetensors (inverted_small_multimnist)"
         with closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)) as client:
             client.request("GET", "/model")
             about = client.getresponse().read().decode()
-        assert json.loads(about)["name"] == name and str(checkpoint.parent) not in about
+        told = json.loads(about)
+        assert (told["title"], told["source"]) == (title, "mine.safetensors")
+        assert told["name"] == "inverted_small_multimnist" and checkpoint.parent.name not in about
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "stopped\n", "")

@@ -162,5 +162,5 @@ def test_a_cnn_is_refused_in_one_line():
     import capsroute
 
     model = capsroute.create_model("cnn_cifar10")
-    with pytest.raises(TypeError, match="must route to be explained, got cnn_cifar10"):
+    with pytest.raises(TypeError, match="got cnn_cifar10: it has no capsules; choose an inverted"):
         trace(model, torch.rand(1, 3, 32, 32))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -69,6 +70,16 @@ def test_curves_that_coincide_stand_side_by_side(explained, figures):
     (axis,) = figures[0].subfigs[2].axes
     lines = [tuple(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "-"]
     assert len(lines) == len(set(lines)) == 2
+
+
+def test_no_layer_has_the_colour_of_a_class(explained, figures):
+    explanation, image = explained
+    bent = replace(explanation, classes=[0], layers=layers_of(explanation, *[(1.0, 0.6)] * 2))
+    draw_explanation(bent, image)
+    (axis,) = figures[0].subfigs[2].axes
+    for line in axis.lines:
+        red, green, blue = to_rgb(line.get_color())
+        assert max(red, green, blue) - min(red, green, blue) < 0.06  # a grey
 
 
 def test_a_flat_line_is_not_drawn(explained, figures):

@@ -149,10 +149,12 @@ def test_an_explanation(server, predictor):
 
 def test_a_model_without_capsules_predicts_and_is_not_explained(serving):
     with serving(make_predictor("cnn_multimnist")) as server:
-        assert server.ask("GET", "/model").json["explainable"] is False
+        about = server.ask("GET", "/model").json
+        assert (about["explainable"], about["unexplained"]) == (False, "it has no capsules")
         assert server.predict(IMAGE).status == 200
         answer = server.ask("POST", "/explain", IMAGE)
-        assert answer.status == 404 and "cannot be explained" in answer.json["error"]
+        assert answer.status == 404
+        assert answer.json["error"] == "cnn_multimnist cannot be explained: it has no capsules"
 
 
 def test_a_colour_model(serving):
@@ -167,7 +169,9 @@ def test_a_colour_model(serving):
 
 def test_what_the_model_is(server, predictor):
     about = server.ask("GET", "/model").json
-    assert about["name"] == "inverted_small_multimnist" and about["digits"] is True
+    assert about["name"] == about["title"] == "inverted_small_multimnist"
+    assert about["source"] is None and about["digits"] is True
+    assert (about["explainable"], about["unexplained"]) == (True, None)
     assert about["class_names"] == predictor.class_names
     assert about["image_size"] == [36, 36] and about["multilabel"] is True
     assert about["parameters"] == sum(p.numel() for p in predictor.model.parameters())
@@ -179,6 +183,22 @@ def test_health(server):
     assert answer.json["status"] == "ok" and answer.json["predictions_in_progress"] == 0
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/openapi.json", "/page/main.js", "/model", "/health"]
+)
+def test_head_is_answered_like_get_without_its_body(server, path):
+    head, full = server.ask("HEAD", path), server.ask("GET", path)
+    assert (head.status, head.body) == (200, b"") and full.body
+    for name in ("content-type", "content-length", "content-security-policy"):
+        assert head.headers[name] == full.headers[name]
+
+
+def test_what_a_light_ground_is_told_with(server):
+    light = server.predict(encoded(Image.new("L", (36, 36), 250))).json
+    assert light["remark"].startswith("a light ground; ")
+    assert server.predict(encoded(Image.new("L", (36, 36), 5))).json["remark"] is None
+
+
 def test_wrong_addresses_and_methods(server):
     for method, path, status in (
         ("GET", "/nothing", 404),
@@ -188,6 +208,9 @@ def test_wrong_addresses_and_methods(server):
     ):
         answer = server.ask(method, path)
         assert answer.status == status and list(answer.json) == ["error"]
+    assert server.ask("HEAD", "/predict").status == 405
+    allowed = server.ask("DELETE", "/model").headers["allow"]
+    assert set(allowed.split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/page/main.js", "/page/style.css", "/model"])
@@ -207,7 +230,9 @@ def test_the_page_names_no_outside_resource():
 
 def test_the_api_describes_itself(server):
     api = server.ask("GET", "/openapi.json").json
-    assert {"/predict", "/explain", "/model", "/health"} == set(api["paths"])
+    assert {path: list(methods) for path, methods in api["paths"].items()} == {
+        "/predict": ["post"], "/explain": ["post"], "/model": ["get"], "/health": ["get"]
+    }  # fmt: skip
     body = api["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert set(body) == {"multipart/form-data", "application/octet-stream"}
     assert "HTTPValidationError" not in json.dumps(api)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from browser import chromium, find_chromium
 from PIL import Image
 from servers import make_predictor, running
@@ -148,6 +149,63 @@ def test_a_server_that_is_gone_is_told_and_found_again(tab):
     with running(predictor, port=server.port):
         tab.wait_for(f"!({problem})")
         tab.wait_for(ANSWERED)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """A server that sees 1, 3 and 7 in everything."""
+    predictor = make_predictor()
+    shares = torch.full((10,), 0.44)
+    shares[[1, 3, 7]] = 0.99
+    predictor.model.probabilities = lambda scores: shares.expand(len(scores), -1)
+    predictor.model.decide = lambda scores: shares.expand(len(scores), -1) > 0.5
+    with running(predictor) as server:
+        yield server
+
+
+DROP_WHITE = (
+    "(async () => { const c = new OffscreenCanvas(72, 72); const x = c.getContext('2d');"
+    "x.fillStyle = 'white'; x.fillRect(0, 0, 72, 72); const t = new DataTransfer();"
+    "t.items.add(new File([await c.convertToBlob()], 'a.png', {type: 'image/png'}));"
+    "dispatchEvent(new DragEvent('drop', {dataTransfer: t, cancelable: true})); })()"
+)
+TOPS = "[...new Set([...document.querySelectorAll({!r})].map((e) => e.offsetTop))].length"
+SHOWN_BUTTONS = "[...document.querySelectorAll('.tools button')].filter((e) => e.offsetWidth)"
+
+
+@pytest.mark.parametrize(("width", "rows"), [(1280, 1), (390, 2), (320, 2)])
+def test_three_classes_fill_their_rows(tab, three, width, rows):
+    tab.view(width, 900, phone=width < 1000)
+    tab.open(f"http://127.0.0.1:{three.port}/?{width}")
+    tab.wait_for("document.querySelector('#bars').children.length == 10")
+    assert tab.evaluate(TOPS.format(".tools button:not([hidden])")) == 1
+    tab.evaluate(DROP_WHITE)
+    tab.wait_for(f"{LABELS} === '1, 3 and 7'")
+    tab.wait_for("document.querySelectorAll('#heat figure').length == 4")
+    assert tab.evaluate(TOPS.format("#heat figure")) == rows
+    names = tab.evaluate(f"{SHOWN_BUTTONS}.map((e) => e.textContent)")
+    assert names == ["Undo", "Clear", "Invert", "Image…"]  # no example over an image
+    assert tab.evaluate(TOPS.format(".tools button:not([hidden])")) == 1
+    heights = "[...document.querySelectorAll('.bars .share')].map((e) => e.offsetHeight)"
+    assert len(set(tab.evaluate(heights))) == 1  # no percentage in two lines
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.click("#clear")
+    tab.wait_for("!document.querySelector('#example').hidden")
+
+
+def test_why_a_model_is_not_explained(tab):
+    predictor = make_predictor("cnn_multimnist")
+    predictor.source = "mine"
+    with running(predictor) as server:
+        tab.view(1280, 900)
+        tab.open(f"http://127.0.0.1:{server.port}/")
+        tab.wait_for("document.querySelector('#bars').children.length == 10")
+        assert tab.evaluate("document.title") == "capsroute: mine (cnn_multimnist)"
+        tab.stroke("#sketch", ONE)
+        tab.wait_for(SPOKEN)
+        reason = tab.evaluate("document.querySelector('#unexplained').innerText")
+        assert reason == "This model cannot be explained: it has no capsules."
+        assert tab.evaluate("document.querySelector('#tree-section').hidden")
 
 
 def test_an_image_is_dropped_for_a_model_of_another_kind(tab, tmp_path):

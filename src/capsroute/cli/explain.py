@@ -20,7 +20,7 @@ from capsroute.data.diverse_multimnist import CANVAS
 from capsroute.explain import DEFAULT_MAP, MAPS, Explanation, draw_explanation, page
 from capsroute.explain import explain as explain_image
 from capsroute.explain.separation import Separation, measure_separation, two_digit_images
-from capsroute.explain.trace import check_explainable
+from capsroute.explain.trace import check_explainable, why_unexplained
 from capsroute.files import write_whole
 from capsroute.inference import Predictor
 from capsroute.models.base import CapsuleClassifier, ImageClassifier
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     if predictor.model is None:
         raise UsageError(
             f"`MODEL` must be a model's weights, got {options.model}: "
-            "an exported file has no routing to look at"
+            f"{why_unexplained(predictor.model)}"
         )
     check_explainable(predictor.model)
     if options.separation is not None:
@@ -179,7 +179,9 @@ def _digest(predictor: Predictor) -> str | None:
 
 
 def _print_separation(separations: dict[str, Separation]) -> None:
-    table = Table("map", title="share of a class's heat on its own digit (chance 0.5)")
+    table = Table(title="share of a class's heat on its own digit (chance 0.5)")
+    # the headings give way first; on a terminal as narrow as a name, the name goes on below
+    table.add_column("map", width=max(map(len, separations)), overflow="fold")
     for heading in ("share", "standard error", "where both were named"):
         table.add_column(heading, justify="right")
     for name, value in sorted(separations.items(), key=lambda item: -item[1].share):

@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -36,7 +37,7 @@ def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any
     """A dataclass of options from the command line; tyro's boxed errors become our one line."""
     boxed, help_text = io.StringIO(), io.StringIO()
     switches = _switches(options)
-    spelled = _spelled_out(arguments, switches)
+    spelled = _positionals_first(_spelled_out(arguments, switches), options)
     try:
         with (
             contextlib.redirect_stderr(boxed),
@@ -73,6 +74,45 @@ def _spelled_out(arguments: list[str], switches: set[str]) -> list[str]:
         has_value = arguments[index + 1 : index + 2] in (["True"], ["False"])
         words += [argument] if has_value else spelled.get(argument, [argument])
     return words
+
+
+def _positionals_first(words: list[str], options: Any) -> list[str]:
+    """`a.png --strict b.png` as tyro wants it, which takes a list of names in one piece."""
+    values = _values_of(options)
+    if values is None:
+        return words
+    names: list[str] = []
+    others: list[str] = []
+    taken = 0.0
+    for index, word in enumerate(words):
+        if word == "--":
+            return [*others, "--", *names, *words[index + 1 :]]
+        if word.startswith("--"):
+            option, given, _ = word[2:].partition("=")
+            option = option.replace("_", "-")
+            if option not in values:  # whatever is wrong with it, tyro tells
+                return words
+            taken = 0.0 if given else values[option]
+            others.append(word)
+        elif taken:
+            taken -= 1
+            others.append(word)
+        else:
+            names.append(word)
+    return [*names, *others]
+
+
+def _values_of(options: Any) -> dict[str, float] | None:
+    """How many words follow each option; None for a command that takes no list of names."""
+    values, takes_names = {}, False
+    for name, kind in get_type_hints(options, include_extras=True).items():
+        bare, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+        several = any(get_origin(part) is tuple for part in (bare, *get_args(bare)))
+        if tyro.conf.Positional in marks:
+            takes_names |= several
+        else:
+            values[name.replace("_", "-")] = math.inf if several else float(bare is not bool)
+    return {"help": 0.0, **values} if takes_names else None
 
 
 def _as_pairs(text: str, switches: set[str]) -> str:

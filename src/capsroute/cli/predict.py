@@ -5,13 +5,13 @@ import glob
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -38,6 +38,7 @@ from capsroute.inference import Prediction, Predictor
 READERS = 8  # threads; Pillow decodes outside Python's lock
 TOP_K = 3
 VISIBLE = 0.0005  # below it, a probability is 0.0 % in the table
+REMARKS = 3  # of one kind that are told image by image
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Options:
     How images are brought to the model's size and colours is written in its checkpoint. Nothing
     is inverted: the shipped digit models know light digits on a dark ground, as MNIST has them.
 
-    --json prints one object per line, {"file", "labels", "ranked": [[class, probability], …]};
-    --csv a header and a row for each image. A file that cannot be read is named on stderr, the
-    others go on, and the exit status is 1.
+    --json prints one object per line, {"file", "labels", "ranked": [{"label", "probability"}, …],
+    "remark"}, as `capsroute serve` answers; --csv a header and a row for each image. A file that
+    cannot be read is named on stderr, the others go on, and the exit status is 1.
 
     For example `capsroute predict runs/pets photo.jpg`,
     `capsroute predict model.onnx photos/ '*.png' --json`,
@@ -86,18 +87,19 @@ def main(arguments: list[str]) -> None:
     predictor = load_predictor(options.model, iterations=options.iterations, device=options.device)
     top_k = min(options.top_k or TOP_K, len(predictor.class_names))
     write, finish = _writer(options, top_k)
+    remarks = _Remarks()
     broken = 0
-    for source, answer, remark in _predict_all(predictor, sources, options.batch_size, top_k):
+    for source, answer in _predict_all(predictor, sources, options.batch_size, top_k):
         if isinstance(answer, Broken):
             if options.strict:
                 raise UsageError(f"{source.name}: {answer.reason} (`--strict`)")
             broken += 1
             print(f"{source.name}: {answer.reason}", file=sys.stderr)
             continue
-        if remark is not None:
-            print(f"{source.name}: {remark}", file=sys.stderr)
+        remarks.add(source.name, answer.remark)
         write(source.name, answer)
     finish()
+    remarks.finish()
     if broken:
         files = "1 image" if broken == 1 else f"{broken} images"
         print(f"{files} of {len(sources)} could not be read", file=sys.stderr)
@@ -161,13 +163,10 @@ def _below(folder: Path) -> list[Source]:
     return [from_file(path) for path in sorted([*files, *(skipped.path for skipped in closed)])]
 
 
-Answer = tuple[Source, Prediction | Broken, str | None]
-
-
 def _predict_all(
     predictor: Predictor, sources: list[Source], batch_size: int, top_k: int
-) -> Iterator[Answer]:
-    """Each source with its answer, and what is to be said about it, in order."""
+) -> Iterator[tuple[Source, Prediction | Broken]]:
+    """Each source with its answer, in order."""
     with ThreadPoolExecutor(READERS) as pool, progress_bars() as begin:
         listen = begin("predicting")
         for first in range(0, len(sources), batch_size):
@@ -175,15 +174,29 @@ def _predict_all(
             batch = sources[first : first + batch_size]
             read = list(pool.map(lambda source: read_image(predictor, source), batch))
             good = [image for image in read if isinstance(image, Tensor)]
-            answers: Iterator[Prediction] = iter(())
-            if good:
-                probabilities = predictor.probabilities(torch.stack(good))
-                answers = iter(predictor.decide(probabilities, top_k))
+            answers = iter(predictor.answer(good, top_k))
             for source, image in zip(batch, read, strict=True):
-                if isinstance(image, Broken):
-                    yield source, image, None
-                else:
-                    yield source, next(answers), predictor.remark(image)
+                yield source, image if isinstance(image, Broken) else next(answers)
+
+
+class _Remarks:
+    """On stderr: the first few of each kind with their images, at the end how many more."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, remark: str | None) -> None:
+        if remark is None:
+            return
+        self._counts[remark] += 1
+        if self._counts[remark] <= REMARKS:
+            print(f"{name}: {remark}", file=sys.stderr)
+
+    def finish(self) -> None:
+        for remark, count in self._counts.items():
+            if more := max(0, count - REMARKS):
+                images = "1 more image" if more == 1 else f"{more} more images"
+                print(f"{images}: {remark}", file=sys.stderr)
 
 
 Write = Callable[[str, Prediction], None]
@@ -210,8 +223,7 @@ def _writer(options: Options, top_k: int) -> tuple[Write, Callable[[], None]]:
 
 
 def _write_json(name: str, answer: Prediction) -> None:
-    record = {"file": name, "labels": answer.labels, "ranked": answer.ranked}
-    print(json.dumps(record, ensure_ascii=False), flush=True)
+    print(json.dumps({"file": name, **answer.as_dict()}, ensure_ascii=False), flush=True)
 
 
 def _csv_row(name: str, answer: Prediction) -> list[str]:

@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
         app,
         sock,
         on_ready=lambda: print(
-            f"{predictor.name} on {address_of(sock)} (API: /docs; Ctrl-C stops)", flush=True
+            f"{predictor.title} on {address_of(sock)} (API: /docs; Ctrl-C stops)", flush=True
         ),
     )
     print("stopped", flush=True)

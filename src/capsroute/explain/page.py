@@ -40,7 +40,16 @@ svg .class { fill: #fff; font-weight: 700; font-size: 16px; }
 svg .label { paint-order: stroke; stroke: var(--card); stroke-width: 4px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); }
-td.unused { color: var(--soft); text-decoration: line-through; }
+tbody th { font-weight: 400; } s { color: var(--soft); }
+@media (max-width: 40rem) { /* a row becomes a list, which every screen is wide enough for */
+  table, tbody, tr, th, td { display: block; border: 0; }
+  thead { position: absolute; clip-path: inset(50%); }
+  tr { padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  tr:last-child { border: 0; }
+  th, td { padding: .1rem 0; } tbody th { font-weight: 700; }
+  td { display: flex; justify-content: space-between; gap: 1rem; text-align: right; }
+  td::before { content: attr(data-head); flex: none; color: var(--soft); }
+}
 summary { cursor: pointer; margin: .5rem 0; }
 """
 
@@ -142,7 +151,7 @@ def _tree(explanation: Explanation, index: int, original: Image.Image) -> str:
         f'<h3>Class <b style="background:{colour}">{name}</b></h3>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="parse tree of class {name}">'
         f'<svg viewBox="0 0 {LEFT + width} {height}" role="img" '
-        f'style="max-width:{LEFT + width}px;min-width:{0.6 * (LEFT + width):.0f}px" '
+        f'style="max-width:{LEFT + width}px;min-width:{0.55 * (LEFT + width):.0f}px" '
         f'aria-label="parse tree of class {name}; the list below says the same">'
         f"{''.join(parts)}{''.join(labels)}</svg></div>\n"
         f'<p class="soft">{escape(explanation.tree_caption(index))}.</p>\n'
@@ -179,51 +188,58 @@ def _node(item: Placed, x: float, y: float, name: str, colour: str, original: Im
 
 
 def _link_list(explanation: Explanation, index: int) -> str:
-    items = []
+    rows = []
     for link in explanation.links:
         if link.class_index != index:
             continue
         child, box = link.child, link.child.box
         parent = explanation.layer_name(link.parent.layer)
-        items.append(
-            f"<tr><td>{explanation.layer_name(child.layer)}, row {child.row}, column "
-            f"{child.column}, capsule {child.capsule}</td><td>{parent}, row {link.parent.row}, "
-            f"column {link.parent.column}, capsule {link.parent.capsule}</td>"
-            f"<td>{100 * link.share:.1f} %</td><td>{link.coefficient:.3f}</td>"
-            f"<td>{box.top}–{box.bottom - 1}, {box.left}–{box.right - 1}</td></tr>"
+        rows.append(
+            [
+                f"{explanation.layer_name(child.layer)}, row {child.row}, column {child.column}, "
+                f"capsule {child.capsule}",
+                f"{parent}, row {link.parent.row}, column {link.parent.column}, "
+                f"capsule {link.parent.capsule}",
+                f"{100 * link.share:.1f}&nbsp;%",
+                f"{link.coefficient:.3f}",
+                f"{box.top}–{box.bottom - 1}, {box.left}–{box.right - 1}",
+            ]
         )
+    heads = ["child", "parent", "part", "coefficient", "sees rows, columns"]
+    links = _table("links", heads, rows)
+    return f"<details><summary>The links as a table</summary>{links}</details>"
+
+
+def _table(label: str, heads: list[str], rows: list[list[str]]) -> str:
+    """Cells, each with its column's name for screens too narrow for columns."""
+    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    body = []
+    for first, *others in rows:
+        pairs = zip(heads[1:], others, strict=True)
+        cells = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in pairs)
+        body.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
     return (
-        "<details><summary>The links as a table</summary>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="links"><table><thead><tr>'
-        '<th scope="col">child</th><th scope="col">parent</th><th scope="col">part</th>'
-        '<th scope="col">coefficient</th><th scope="col">sees rows, columns</th></tr></thead>'
-        f"<tbody>{''.join(items)}</tbody></table></div></details>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
 def _decisions(explanation: Explanation) -> str:
     rounds = max(len(layer.entropy) for layer in explanation.layers)
-    heads = "".join(f'<th scope="col">iteration {number + 1}</th>' for number in range(rounds))
+    iterations = [f"iteration {number + 1}" for number in range(rounds)]
     rows = []
     for layer in explanation.layers:
-        cells = "".join(
-            f"<td{'' if number < layer.used else UNUSED}>{value:.3f}</td>"
+        entropy = [
+            f"{value:.3f}" if number < layer.used else f"<s>{value:.3f}</s>"
             for number, value in enumerate(layer.entropy)
-        )
+        ]
         never = "–" if layer.never_win is None else f"{100 * layer.never_win:.0f} %"
-        rows.append(
-            f'<tr><th scope="row">{explanation.layer_name(layer.layer)}</th>{cells}'
-            f"<td>{layer.state}</td><td>{never}</td></tr>"
-        )
+        entropy += [""] * (rounds - len(entropy))
+        rows.append([explanation.layer_name(layer.layer), *entropy, layer.state, never])
+    heads = ["layer", *iterations, "routing", "capsules that never win"]
     return (
         "<h2>How decided the routing is</h2>\n"
         "<p>Entropy of a child's coefficients, averaged, in units of log M: 1 is shared evenly, 0 "
         "is all to one parent. Struck out: never reaches the scores.</p>\n"
-        '<div class="scroll" tabindex="0" role="region" aria-label="entropy by layer"><table>'
-        f'<thead><tr><th scope="col">layer</th>{heads}<th scope="col">routing</th>'
-        f'<th scope="col">capsules that never win</th></tr></thead><tbody>{"".join(rows)}'
-        "</tbody></table></div>"
+        + _table("entropy by layer", heads, rows)
     )
-
-
-UNUSED = ' class="unused"'

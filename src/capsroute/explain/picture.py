@@ -160,7 +160,7 @@ def _draw_decisions(figure: Any, explanation: Explanation) -> None:
         # side by side, lest equal curves hide each other
         aside = DODGE * (index - (len(explanation.layers) - 1) / 2)
         rounds = [number + 1 + aside for number in range(len(layer.entropy))]
-        look = {"marker": MARKERS[index % len(MARKERS)], "color": f"C{index}"}
+        look = {"marker": MARKERS[index % len(MARKERS)], "color": GREYS[index % len(GREYS)]}
         axis.plot(rounds, layer.entropy, "--", markerfacecolor="none", alpha=0.7, **look)
         used = slice(layer.used)
         label = _decision(explanation, layer)
@@ -174,6 +174,7 @@ def _draw_decisions(figure: Any, explanation: Explanation) -> None:
 
 DODGE = 0.035  # iterations between the curves of two layers
 MARKERS = "osD^v"
+GREYS = ("#8a8a94", "#1b1b1f", SOFT)  # of layers: colours are classes'
 
 
 def _write_decisions(figure: Any, explanation: Explanation) -> None:

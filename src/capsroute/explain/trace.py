@@ -145,17 +145,29 @@ def _check_rebuilt(result: Trace, module: nn.Module) -> None:
         )
 
 
-def check_explainable(model: ImageClassifier) -> None:
+def why_unexplained(model: ImageClassifier | None) -> str | None:
+    """Why there is nothing to show of a model, None if there is; no model: an exported file."""
+    if model is None:
+        return "an exported file has no routing to look at; the checkpoint that it came from has"
     if isinstance(model, InvertedCapsNet | DynamicCapsNet | EMCapsNet):
-        return
+        return None
     if isinstance(model, CapsuleClassifier):
-        raise TypeError(
-            f"`model` must be an inverted, dynamic or EM model to be explained, got {model.name}: "
-            "how its scores follow from its votes is not known; `model.route` shows its routing"
-        )
+        return "how its scores follow from its votes is not known"
+    return "it has no capsules"
+
+
+def check_explainable(model: ImageClassifier) -> None:
+    reason = why_unexplained(model)
+    if reason is None:
+        return
+    instead = (
+        "`model.route` shows its routing"
+        if isinstance(model, CapsuleClassifier)
+        else "choose an inverted, dynamic or EM model"
+    )
     raise TypeError(
-        f"`model` must route to be explained, got {model.name}: it has no capsules; "
-        "choose an inverted, dynamic or EM model"
+        f"`model` must be an inverted, dynamic or EM model to be explained, got {model.name}: "
+        f"{reason}; {instead}"
     )
 
 

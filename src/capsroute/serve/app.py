@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -73,7 +74,7 @@ def create_app(
     service.warm_up()
     app = FastAPI(
         title="capsroute",
-        summary=f"What {predictor.name} sees in an image, and what routed where.",
+        summary=f"What {predictor.title} sees in an image, and what routed where.",
         version=capsroute.__version__,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere; `/docs` is our own
         redoc_url=None,
@@ -82,6 +83,7 @@ def create_app(
     app.add_middleware(Guard, allowed_names=tuple(allowed_hosts))
     _add_api(app, service)
     _add_page(app)
+    _answer_head(app)
     _add_errors(app)
     return app
 
@@ -152,6 +154,14 @@ def _add_page(app: FastAPI) -> None:
         answer = _file(path.read_bytes(), MEDIA_TYPES[path.suffix])
         address = addresses.get(path.name, f"/page/{path.name}")
         app.get(address, include_in_schema=False)(answer)
+
+
+def _answer_head(app: FastAPI) -> None:
+    """HEAD wherever GET is, which FastAPI leaves out; the server drops the body."""
+    app.openapi()  # kept from here on: it would tell of every GET twice
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
 
 
 def _file(content: bytes, media_type: str) -> Callable[[], Any]:

@@ -97,7 +97,12 @@ class LimitsAnswer(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    name: str
+    name: str = Field(description="Of the architecture.")
+    source: str | None = Field(
+        description="The run's folder, the file or the pretrained name that is served, without "
+        "the path to it; null for a model in memory."
+    )
+    title: str = Field(description="Both in one, to show.")
     class_names: list[str]
     image_size: tuple[int, int] = Field(description="Height and width.")
     in_channels: int
@@ -105,6 +110,7 @@ class ModelAnswer(BaseModel):
     iterations: int | None = Field(description="Routing iterations; null: it does not route.")
     parameters: int | None = Field(description="null for an exported file.")
     explainable: bool
+    unexplained: str | None = Field(description="Why it is not explainable; null if it is.")
     digits: bool = Field(description="Reads light digits on a dark ground: can be drawn for.")
     limits: LimitsAnswer
     capsroute: str = Field(description="Version.")

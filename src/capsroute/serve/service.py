@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,9 +17,8 @@ from torch import Tensor
 import capsroute
 from capsroute.explain import explain
 from capsroute.explain.explanation import picture, png_uri
-from capsroute.explain.trace import check_explainable
+from capsroute.explain.trace import why_unexplained
 from capsroute.inference import Prediction, Predictor
-from capsroute.models.base import ImageClassifier
 from capsroute.serve import schemas, uploads
 from capsroute.serve.batching import Batcher, BusyError
 from capsroute.serve.limits import Limits
@@ -34,33 +34,17 @@ Picture = Image.Image | Tensor
 """An upload whose header was let through, or the model's input made of it."""
 
 
-class Answer(NamedTuple):
-    """What is told of one image."""
-
-    prediction: Prediction
-    remark: str | None
-
-    def as_dict(self, top_k: int) -> dict[str, Any]:
-        """As `schemas.PredictionAnswer`."""
-        ranked = self.prediction.ranked[:top_k]
-        return {
-            "labels": self.prediction.labels,
-            "ranked": [{"label": name, "probability": share} for name, share in ranked],
-            "remark": self.remark,
-        }
-
-
 class Explained(NamedTuple):
     """What is told of one image that is to be explained."""
 
-    answer: Answer
+    prediction: Prediction
     image: str
     explanation: dict[str, Any]
 
     def as_dict(self, top_k: int) -> dict[str, Any]:
         """As `schemas.ExplanationAnswer`."""
         return {
-            "prediction": self.answer.as_dict(top_k),
+            "prediction": self.prediction.as_dict(top_k),
             "image": self.image,
             "explanation": self.explanation,
         }
@@ -72,8 +56,8 @@ class Service:
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor = predictor
         self.limits = limits
-        self.explainable = _is_explainable(predictor.model)
-        self.predictions: Batcher[Picture, Answer] = Batcher(
+        self.unexplained = why_unexplained(predictor.model)
+        self.predictions: Batcher[Picture, Prediction] = Batcher(
             self._predict,
             max_batch=limits.max_batch,
             max_wait=limits.max_wait,
@@ -100,7 +84,7 @@ class Service:
         """
         height, width = self.predictor.image_size
         image = self.predictor.prepare(Image.new("RGB", (width, height)))
-        if self.explainable:
+        if self.unexplained is None:
             self._explain([image])
         until = time.monotonic() + WARM_UP_SECONDS
         for size in range(1, self.limits.max_batch + 1):
@@ -108,22 +92,15 @@ class Service:
             if time.monotonic() > until:
                 return
 
-    def _predict(self, pictures: Sequence[Picture]) -> list[Answer | Exception]:
-        """Each picture's answer, or why it was refused."""
-        prepared = [self._prepare(picture) for picture in pictures]
-        answers = iter(self._answers([image for image in prepared if isinstance(image, Tensor)]))
-        return [next(answers) if isinstance(image, Tensor) else image for image in prepared]
+    def _predict(self, pictures: Sequence[Picture]) -> list[Prediction | Exception]:
+        """Each picture's answer, or why it was refused.
 
-    def _answers(self, images: Sequence[Tensor]) -> list[Answer]:
-        """Every class is ranked; each request takes its `top_k` of them."""
-        if not images:
-            return []
-        probabilities = self.predictor.probabilities(torch.stack(list(images)))
-        predictions = self.predictor.decide(probabilities, top_k=len(self.predictor.class_names))
-        return [
-            Answer(prediction, self.predictor.remark(image))
-            for prediction, image in zip(predictions, images, strict=True)
-        ]
+        Every class is ranked; each request takes its `top_k` of them.
+        """
+        prepared = [self._prepare(picture) for picture in pictures]
+        images = [image for image in prepared if isinstance(image, Tensor)]
+        answers = iter(self.predictor.answer(images, top_k=len(self.predictor.class_names)))
+        return [next(answers) if isinstance(image, Tensor) else image for image in prepared]
 
     def _prepare(self, picture: Picture) -> Tensor | RefusedError:
         if isinstance(picture, Tensor):
@@ -146,7 +123,7 @@ class Service:
         probabilities = torch.tensor([explanation.probabilities])
         prediction = self.predictor.decide(probabilities, top_k=len(self.predictor.class_names))[0]
         return Explained(
-            Answer(prediction, self.predictor.remark(image)),
+            replace(prediction, remark=self.predictor.remark(image)),
             png_uri(picture(image)),
             explanation.as_dict(),
         )
@@ -158,9 +135,9 @@ class Service:
         return answer.as_dict(top_k)
 
     async def explain(self, request: Request, top_k: int) -> dict[str, Any]:
-        if not self.explainable:
+        if self.unexplained is not None:
             raise RefusedError(
-                404, f"{self.predictor.name} cannot be explained: only capsule checkpoints can"
+                404, f"{self.predictor.title} cannot be explained: {self.unexplained}"
             )
         with self.explanations.place() as submit:
             picture = await self._picture(request)
@@ -192,13 +169,16 @@ class Service:
         predictor, model = self.predictor, self.predictor.model
         return schemas.ModelAnswer(
             name=predictor.name,
+            source=predictor.source,
+            title=predictor.title,
             class_names=predictor.class_names,
             image_size=predictor.image_size,
             in_channels=predictor.in_channels,
             multilabel=predictor.multilabel,
             iterations=predictor.iterations,
             parameters=None if model is None else sum(p.numel() for p in model.parameters()),
-            explainable=self.explainable,
+            explainable=self.unexplained is None,
+            unexplained=self.unexplained,
             digits=predictor.in_channels == 1 and predictor.class_names == DIGITS,
             limits=schemas.LimitsAnswer(
                 upload_bytes=self.limits.upload,
@@ -207,13 +187,3 @@ class Service:
             ),
             capsroute=capsroute.__version__,
         )
-
-
-def _is_explainable(model: ImageClassifier | None) -> bool:
-    if model is None:
-        return False
-    try:
-        check_explainable(model)
-    except TypeError:
-        return False
-    return True

@@ -41,18 +41,20 @@ async function about() {
 
 function start() {
   const numbers = [
-    model.name,
+    model.title,
     model.parameters && `${model.parameters.toLocaleString("en")} parameters`,
     model.iterations && `${model.iterations} routing iteration${model.iterations === 1 ? "" : "s"}`,
   ];
   $("about").textContent = numbers.filter(Boolean).join(" · ");
-  document.title = `capsroute: ${model.name}`;
+  document.title = `capsroute: ${model.title}`;
   $("invite").textContent = INVITE[model.digits];
   $("how-to").textContent = HOW_TO[model.digits];
   $("stage").classList.toggle("drawable", model.digits);
   $("stage").style.aspectRatio = `${model.image_size[1]} / ${model.image_size[0]}`;
   $("example").hidden = !model.digits;
-  for (const part of ["heat", "tree", "routing"]) $(`${part}-section`).hidden = !model.explainable;
+  $("heat").hidden = !model.explainable;
+  $("unexplained").hidden = model.explainable;
+  $("unexplained").textContent = `This model cannot be explained: ${model.unexplained}.`;
   $("file").accept = model.limits.formats.map((format) => `image/${format.toLowerCase()}`).join();
   listen();
   reset();
@@ -103,7 +105,9 @@ async function take(file) {
 function changed() {
   tell(null);
   $("undo").disabled = $("clear").disabled = sketch.empty;
+  // one in the other's place, so that the row stays a row
   $("invert").hidden = !(model.digits && sketch.shownImage);
+  $("example").hidden = !(model.digits && !sketch.shownImage);
   $("stage").classList.toggle("busy", !sketch.empty);
   if (sketch.empty) reset();
   else asker.change();
@@ -154,7 +158,7 @@ function captionOf({ labels, ranked, remark }) {
 function speak({ labels, ranked }) {
   clearTimeout(speaking);
   const shares = new Map(ranked.map(({ label, probability }) => [label, probability]));
-  const text = labels.map((label) => `${label}, ${percent(shares.get(label))}`).join("; ") || "No class reaches 50 %";
+  const text = labels.map((label) => `${label}, ${percent(shares.get(label))}`).join("; ") || `No class reaches ${percent(0.5)}`;
   speaking = setTimeout(() => ($("spoken").textContent = `Answer: ${text}`), SPEAK_AFTER);
 }
 

@@ -20,7 +20,7 @@ function colourOf(label, labels) {
 }
 
 export function percent(share) {
-  return `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100} %`;
+  return `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100}\u202f%`; // a narrow space that holds
 }
 
 export function make(tag, properties = {}, ...children) {
@@ -42,17 +42,24 @@ export function showLabels(element, labels, model) {
   element.classList.toggle("words", labels.some((label) => label.length > 2));
   element.classList.toggle("none", labels.length === 0);
   if (labels.length === 0) {
-    element.replaceChildren("no class reaches 50 %");
+    element.replaceChildren(`no class reaches ${percent(0.5)}`);
     return;
   }
   const shown = model.digits ? [...labels].sort() : labels;
   element.replaceChildren(
     ...shown.flatMap((label, index) => {
-      const name = make("span", { textContent: label });
+      const name = make("b", { textContent: label });
       name.style.color = colourOf(label, labels);
-      return index ? [make("span", { className: "and", textContent: "and" }), name] : [name];
+      return [...joint(index, shown.length), name];
     }),
   );
+}
+
+// What stands before a label: 1, 3 and 7.
+function joint(index, count) {
+  if (index === 0) return [];
+  if (index < count - 1) return [", "];
+  return [" ", make("span", { className: "and", textContent: "and" }), " "];
 }
 
 // Short names stand side by side in their own order, so that nothing jumps; others are ranked.
@@ -106,6 +113,13 @@ export async function showHeat(element, answer, model) {
     paintHeat(tile.firstChild, heats[index], styleOf(colour));
     tiles.push(tile);
   }
+  arrange(element, tiles);
+}
+
+// Three to a row, or four where that leaves less of the last row empty.
+function arrange(element, tiles) {
+  const empty = (columns) => (columns - (tiles.length % columns)) % columns;
+  element.classList.toggle("four", empty(4) < empty(3));
   element.replaceChildren(...tiles);
 }
 
@@ -113,7 +127,7 @@ export async function showHeat(element, answer, model) {
 export function showNoHeat(element, model) {
   const [height, width] = model.image_size;
   const empty = () => make("figure", { ariaHidden: "true" }, make("canvas", { className: "unused", width, height }), make("figcaption", {}, "\u00a0"));
-  element.replaceChildren(empty(), empty(), ...(model.multilabel ? [empty()] : []));
+  arrange(element, [empty(), empty(), ...(model.multilabel ? [empty()] : [])]);
 }
 
 function makeTile(picture, ...caption) {
