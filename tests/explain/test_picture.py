@@ -1,6 +1,7 @@
 """The PNG's titles, at their worst."""
 
 import io
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image
 
 import capsroute
@@ -93,3 +95,16 @@ def test_a_flat_line_is_not_drawn(explained, figures):
     words = [text.get_text() for text in figures[0].subfigs[2].texts]
     assert not figures[0].subfigs[2].axes and "class capsules: routed" in " ".join(words)
     assert figures[1].subfigs[2].axes
+
+
+def test_patches_of_deep_trees_do_not_overlap(figures):
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_resnet_cifar100", iterations=1).eval()
+    image = torch.rand(3, 32, 32)
+    draw_explanation(explain(model, image, [0]), image)
+    renderer = FigureCanvasAgg(figures[0]).get_renderer()
+    boxes = [
+        artist.get_window_extent(renderer) for artist in figures[0].findobj(match=AnnotationBbox)
+    ]
+    assert len(boxes) > 20
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

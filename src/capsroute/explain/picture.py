@@ -1,6 +1,7 @@
 """An explanation as one PNG: heat maps, parse trees, how decided each layer is."""
 
 import textwrap
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from capsroute.explain.tree import Placed, place
 MOST_DRAWN = 4  # classes; the page has them all
 DIM = 0.45  # brightness of the picture under a heat map
 WIDTH, MAPS = 9.6, 2.5  # inches of all, and of the heat maps' height
+PATCH, FRAME = 40, 5  # points of a patch at most, and of what is around it
 PLOT = 2.3  # inches of the entropy's height
 FLAT = 0.99  # from this entropy on in every layer and iteration, a plot would show one line
 BOLD, PLAIN, SMALL, LINE = 0.1, 0.08, 0.058, 0.18  # inches of a letter, and of lines, about
@@ -120,9 +122,10 @@ def _draw_tree(axis: Any, explanation: Explanation, index: int, original: Image.
     for item in placed:
         if item.parent is not None:
             _draw_link(axis, item, placed[item.parent], colour)
+    points = 72 * WIDTH * axis.get_position().width
     for item in placed:
         if item.level:
-            _draw_patch(axis, item, original, colour)
+            _draw_patch(axis, item, original, colour, _side(placed, item.level, points))
         else:
             box = {"boxstyle": "round,pad=0.4", "facecolor": colour, "edgecolor": "none"}
             name = textwrap.shorten(explanation.class_names[index], 60, placeholder=" …")
@@ -141,12 +144,19 @@ def _draw_link(axis: Any, child: Placed, parent: Placed, colour: str) -> None:
 _BARE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 
 
-def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str) -> None:
+def _side(placed: list[Placed], level: int, points: float) -> float:
+    """Of a level's patches in points: small enough that neighbours and their frames fit."""
+    across = sorted(item.x for item in placed if item.level == level)
+    gap = min((right - left for left, right in pairwise(across)), default=1.0)
+    return min(PATCH, gap * points - FRAME)
+
+
+def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str, side: float) -> None:
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     top, left, bottom, right = item.node.capsule.shown
     patch = original.crop((left, top, right, bottom))
-    zoom = 40 / max(patch.size)
+    zoom = side / max(patch.size)
     picture_box = OffsetImage(np.asarray(patch), zoom=zoom, interpolation="nearest")
     # filled: the patch's pixels do not end where the frame begins, and white would show between
     frame = {"edgecolor": colour, "facecolor": colour, "linewidth": 1.5}
