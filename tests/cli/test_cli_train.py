@@ -1,6 +1,7 @@
 """`capsroute train` as a user meets it: help, presets, and each mistake in one line."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from PIL import Image
 
 from capsroute import create_model
 from capsroute.cli.parsing import parse
+from capsroute.cli.progress import LineReporter
 from capsroute.cli.train import FIRST_PRESETS
 from capsroute.experiments import DEFAULT, list_presets, preset
 from capsroute.models.weights import load_model
@@ -134,21 +136,79 @@ def test_crops_that_only_padding_allows(train, images, tmp_path):
 def test_a_finished_run_says_so(train, images, tmp_path):
     arguments = ("--data", images, "--epochs", 1, "--batch-size", 4)
     assert train(*arguments)[0] == 0
-    summary = tmp_path / "runs" / "inverted_small_multimnist_images" / "summary.json"
-    assert json.loads(summary.read_text())["epochs"] == 1
+    summary = json.loads((tmp_path / "runs" / "images" / "summary.json").read_text())
+    assert summary["epochs"] == 1
     status, out, _ = train(*arguments)
-    assert status == 0 and "is finished; nothing was trained" in out
+    said, *after = out.splitlines()
+    assert status == 0 and said.startswith("already finished in runs/images: test ")
+    assert f"{summary['test_accuracy_last']:.2f} % after 3 steps; nothing was trained" in said
+    assert after == [
+        "next:",
+        "  capsroute predict runs/images IMAGE",
+        "  capsroute explain runs/images IMAGE",
+    ]
+    status, _, err = train(*arguments, "--seed", 1)
+    assert status == 2 and "another run: `seed` is 0 there and 1 here" in err
 
 
-def test_a_folder_gets_a_preset_of_its_own_and_ends_with_what_to_do_next(train, images, tmp_path):
-    arguments = ("--data", images, "--steps", 2, "--out", "run")
+def test_a_folder_is_described_before_it_is_trained_on(train, images):
+    status, out, _ = train("--data", images, "--steps", 2, "--out", "run", "--device", "cpu")
+    first, second = out.splitlines()[:2]
+    assert status == 0 and first == (
+        "2 classes (cat, dog), 10 + 2 images (training + test), 28×28 grey: "
+        f"{preset('own_images').config.model.model} on cpu, recipe own_images"
+    )
+    assert second == "2 steps (2 epochs)"
+
+
+def test_many_classes_are_counted_and_what_is_set_aside_is_told(train, tmp_path):
+    for label in range(11):
+        folder = tmp_path / "colours" / f"kind {label}"
+        folder.mkdir(parents=True)
+        for index in range(5):
+            Image.new("RGB", (30, 28), (20 * label, 9 * index, 3)).save(folder / f"{index}.png")
+    small = ("--batch-size", 16, "--model", "inverted_small_multimnist", "--device", "cpu")
+    arguments = ("--data", "colours", "--validation", 0.25, "--epochs", 1, *small)
     status, out, _ = train(*arguments)
-    assert status == 0 and "capsroute predict run" in out and "capsroute explain run" in out
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    planned = preset("own_images").config
-    assert config["batch_size"] == planned.batch_size
-    assert config["model"]["model"] == planned.model.model
-    assert config["data"]["padding"] == planned.data.padding
+    assert status == 0 and out.startswith(
+        "11 classes, 33 + 11 + 11 images (training + validation + test), 28×30 colour: "
+    )
+    assert out.splitlines()[1] == "3 steps (1 epochs)"
+
+
+def test_few_images_are_trained_on_for_a_limited_time(train, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("capsroute.experiments.presets.MOST_EPOCHS", 2)
+    monkeypatch.setattr("capsroute.cli.own_images.MOST_EPOCHS", 2)
+    arguments = ("--data", images, "--batch-size", 4)
+    status, out, _ = train(*arguments)
+    assert status == 0 and out.splitlines()[1] == (
+        "6 steps (2 epochs): no more for few images, unless `--steps` or `--epochs` is given"
+    )
+    summary = json.loads((tmp_path / "runs" / "images" / "summary.json").read_text())
+    assert (summary["steps"], summary["epochs"]) == (6, 2)
+    Image.new("L", (28, 28)).save(images / "cat" / "one more.png")  # the run stays the same
+    assert "already finished in runs/images" in train(*arguments)[1]
+    status, out, _ = train(*arguments, "--steps", 7, "--out", "longer")
+    assert status == 0 and out.splitlines()[1].startswith("7 steps (")
+
+
+def test_another_model_on_a_folder_has_a_run_of_its_own(train, images, tmp_path):
+    other = ("--model", "inverted_simple_cifar10", "--image-size", 16)
+    assert train("--data", images, "--steps", 1, *other)[0] == 0
+    assert train("--data", images, "--steps", 1)[0] == 0
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert runs == ["images", "images_inverted_simple_cifar10"]
+
+
+class StopAt(LineReporter):
+    """Sends the signal that a job's end sends."""
+
+    def __init__(self, last):
+        self.at = last
+
+    def step(self, done):
+        if done == self.at:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_folder_is_one_with_or_without_a_slash(train, images, tmp_path):
@@ -157,7 +217,7 @@ def test_a_folder_is_one_with_or_without_a_slash(train, images, tmp_path):
     status, told, _ = train("--data", images, *arguments)
     assert status == 0 and f"capsroute predict '{out}' IMAGE" in told
     status, told, _ = train("--data", f"{images}/", *arguments)
-    assert status == 0 and "is finished" in told
+    assert status == 0 and "already finished" in told
 
 
 def test_a_cnn_is_not_recommended_to_be_explained(train, images):
@@ -181,6 +241,22 @@ def test_shipped_weights_are_a_start_with_new_class_capsules(train, tmp_path):
     shipped = create_model("inverted_small_multimnist", pretrained=True).state_dict()
     same = [key for key in shipped if torch.equal(trained[key], shipped[key])]
     assert [key for key in shipped if key not in same] == ["capsules.layers.1.weight"]
+
+
+def test_grey_weights_are_a_start_for_colour_images(train, tmp_path):
+    for label in ("cat", "dog"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for index in range(6):
+            shade = (40 * index, 9, 9)
+            Image.new("RGB", (36, 36), shade).save(tmp_path / "images" / label / f"{index}.png")
+    start = ("--pretrained", "inverted_small_multimnist", "--steps", 1, "--lr", 0)
+    status, out, _ = train("--data", "images", *start)
+    assert status == 0
+    assert "inverted_small_multimnist: weights spread over 3 channels: backbone.0.weight" in out
+    assert "new: capsules.layers.1.weight\n" in out
+    trained = load_model(tmp_path / "runs" / "images").state_dict()["backbone.0.weight"]
+    shipped = create_model("inverted_small_multimnist", pretrained=True).state_dict()
+    assert torch.equal(trained, (shipped["backbone.0.weight"] / 3).expand_as(trained))
 
 
 def test_weights_that_do_not_ship_are_told(train, images):

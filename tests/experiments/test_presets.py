@@ -1,10 +1,13 @@
 """Presets: every experiment of the paper is there, under the names that the design gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from capsroute import create_model
 from capsroute.experiments import list_experiments, preset
+from capsroute.experiments.presets import MOST_EPOCHS, limit_epochs
 from capsroute.experiments.tables import all_tables, cifar, iterations, multimnist
 from capsroute.models import model_info
 
@@ -85,3 +88,23 @@ def test_only_what_the_paper_prints_is_called_the_papers():
 def test_an_unknown_preset_suggests_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'em_resnet_cifar10_r2'"):
         preset("em_resnet_cifar10")
+
+
+@pytest.fixture
+def own_images():
+    """The preset as it is on a CPU, wherever the test runs."""
+    return replace(preset("own_images").config, batch_size=32, steps=1_500)
+
+
+def test_few_images_are_seen_at_most_so_often(own_images):
+    limited = limit_epochs(own_images, 95)
+    assert (limited.steps, limited.epochs) == (None, MOST_EPOCHS)
+    evaluations = own_images.steps // own_images.eval_every
+    assert limited.eval_every == 3 * MOST_EPOCHS // evaluations  # as many as before
+    enough = 32 * 1_500 // MOST_EPOCHS
+    assert limit_epochs(own_images, enough) == own_images
+    assert limit_epochs(own_images, enough - 32).steps is None
+    chosen = replace(own_images, eval_every=7)
+    assert limit_epochs(chosen, 2).eval_every == 7
+    in_epochs = replace(own_images, steps=None, epochs=900)
+    assert limit_epochs(in_epochs, 2) == in_epochs

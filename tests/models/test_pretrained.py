@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,6 @@ def test_a_new_class_layer_on_shipped_weights():
             {"image_size": (36, 40)},
             r"`image_size` must be 36 .* got \(36, 40\); `capsroute.models.load_backbone` copies",
         ),
-        ({"in_channels": 3}, "`in_channels` must be 1 .* got 3"),
         ({"iterations": 3}, "`iterations` must be one of 1, 2, 4 .* got 3"),
         ({"layer_norm": False}, "does not fit inverted_small_multimnist"),
         ({"layer_norm": False, "num_classes": 3}, "does not fit inverted_small_multimnist"),
@@ -187,6 +187,70 @@ def test_other_classes_have_a_new_class_layer_and_shipped_weights_below(name, ca
         assert torch.equal(value, (initial if key == new else shipped)[key]), key
     assert caplog.messages == [f"{name}: loaded the weights that ship; new: {new}"]
     assert model.class_names is None and not model.task.multilabel
+
+
+@pytest.mark.parametrize("classes", [10, 3])
+def test_weights_of_grey_images_answer_the_same_in_colour(classes, caplog):
+    with caplog.at_level(logging.INFO, logger="capsroute"):
+        torch.manual_seed(0)
+        colour = create_model(SMALL, pretrained=True, in_channels=3, num_classes=classes).eval()
+    assert caplog.messages[0] == f"{SMALL}: weights spread over 3 channels: backbone.0.weight"
+    torch.manual_seed(0)
+    grey = create_model(SMALL, pretrained=True, num_classes=classes).eval()
+    assert colour.class_names == grey.class_names
+    new = {"backbone.0.weight", "capsules.layers.1.weight"}
+    for key, value in colour.state_dict().items():
+        assert key in new or torch.equal(value, grey.state_dict()[key]), key
+    grey.capsules.layers[1].load_state_dict(colour.capsules.layers[1].state_dict())
+    images = torch.rand(4, 1, 36, 36)
+    with torch.no_grad():
+        torch.testing.assert_close(colour(images.expand(-1, 3, -1, -1)), grey(images))
+
+
+def test_normalisation_is_minded_from_colour_to_grey_and_back(tmp_path):
+    options = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.25, 0.4), "image_size": 16}
+    models = [
+        create_model("inverted_simple_cifar10", in_channels=channels, **options).eval()
+        for channels in (3, 1, 3)
+    ]
+    for index, (trained, other) in enumerate(pairwise(models)):
+        save_model(trained, tmp_path / f"{index}.safetensors")
+        assert load_backbone(other, tmp_path / f"{index}.safetensors") == []
+    images = torch.rand(4, 1, 16, 16)
+    with torch.no_grad():
+        scores = [model(images.expand(-1, model.in_channels, -1, -1)) for model in models]
+    torch.testing.assert_close(scores[1], scores[0])
+    torch.testing.assert_close(scores[2], scores[0])
+    assert not torch.equal(*(models[index].backbone[0].weight for index in (0, 2)))  # no colour
+
+
+def test_only_unequal_means_shift_the_responses_of_shipped_weights():
+    name = "inverted_resnet_cifar10"
+    colour, grey = (create_model(name, pretrained=True, in_channels=c).eval() for c in (3, 1))
+    images = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        seen = [
+            m.backbone[0](m.normalize(images.expand(-1, c, -1, -1)))
+            for m, c in ((colour, 3), (grey, 1))
+        ]
+        tint = (grey.normalize.mean - colour.normalize.mean) / colour.normalize.std
+        shift = (colour.backbone[0].weight * tint).sum(dim=(1, 2, 3))
+    inside = (slice(None), slice(None), slice(1, -1), slice(1, -1))  # the border sees padding
+    torch.testing.assert_close(seen[0][inside], seen[1][inside] + shift.view(-1, 1, 1))
+
+
+def test_channels_that_no_weights_fit():
+    with pytest.raises(ValueError, match=r"`in_channels` must be 3, or 1 for grey, .* got 2"):
+        create_model("inverted_resnet_cifar10", pretrained=True, in_channels=2)
+    two = create_model("inverted_resnet_cifar10", in_channels=2)
+    assert load_backbone(two, "inverted_resnet_cifar10") == ["backbone.0.weight"]
+
+
+def test_weights_made_to_fit_leave_the_random_numbers_alone():
+    model = create_model(SMALL, in_channels=3)
+    before = torch.get_rng_state()
+    load_backbone(model, SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_run_is_a_start_as_well(tmp_path):

@@ -15,19 +15,29 @@ from rich.table import Table
 
 from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError, as_typed
+from capsroute.cli.own_images import (
+    OWN_IMAGES,
+    begun_with_limit,
+    folder_name,
+    is_folder,
+    length_in_words,
+    what_was_found,
+)
 from capsroute.cli.parsing import parse
-from capsroute.cli.progress import make_reporter
-from capsroute.data import list_datasets
+from capsroute.cli.progress import make_reporter, notes_to
+from capsroute.data import Dataset, list_datasets
+from capsroute.devices import choose_device
 from capsroute.experiments import DEFAULT, list_presets, preset
+from capsroute.experiments.presets import MOST_EPOCHS, limit_epochs
 from capsroute.models.base import CapsuleClassifier
 from capsroute.models.registry import model_info
 from capsroute.nearest import nearest
-from capsroute.train.build import Runtime, model_to_start_from
+from capsroute.train.build import Runtime, load_data, model_to_start_from
+from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
 
-OWN_IMAGES = "own_images"  # the preset for `--data FOLDER`
 TAKES_BACKBONE = "inverted_resnet_cifar10"  # the model for `--backbone NAME`
 
 FIRST_PRESETS = (
@@ -57,11 +67,25 @@ def main(arguments: list[str]) -> None:
     options = _parse(name, rest)
     config = _named(_with_model(_with_folder(options.config), rest), name)
     out = options.out or Path("runs") / config.experiment
+    length_open = name == OWN_IMAGES and not (_given("--steps", rest) or _given("--epochs", rest))
+    begun = begun_with_limit(config, out) if length_open else None
+    config = begun or config
+    if "RANK" not in os.environ and RunFolder(out).summary.exists():
+        _tell_finished(config, RunFolder(out))
+        return
     reporter = make_reporter()
     first = int(os.environ.get("RANK", "0")) == 0
     try:
-        with reporter:
-            summary = train(config, out, options.runtime, reporter)
+        with reporter, notes_to(reporter):
+            dataset = None
+            if is_folder(config.data.data):
+                dataset = load_data(config, reporter)
+                where = f"{config.model.model} on {choose_device(options.runtime.device).type}"
+                reporter.message(f"{what_was_found(dataset)}: {where}, recipe {name}")
+                if length_open and begun is None:
+                    config = limit_epochs(config, len(dataset.train))
+                reporter.message(_length(config, dataset, length_open))
+            summary = train(config, out, options.runtime, reporter, dataset)
     except Interrupted as stop:
         if first:
             how = _resume_command(arguments)
@@ -80,11 +104,27 @@ def main(arguments: list[str]) -> None:
         print(_next_commands(config, out))
 
 
+def _length(config: Config, dataset: Dataset, length_open: bool) -> str:
+    limited = length_open and config.steps is None
+    why = ": no more for few images, unless `--steps` or `--epochs` is given" if limited else ""
+    return length_in_words(config, len(dataset.train)) + why
+
+
+def _tell_finished(config: Config, folder: RunFolder) -> None:
+    folder.check(config)
+    summary = folder.read_summary()
+    print(
+        f"already finished in {folder.path}: test {summary['test_accuracy_last']:.2f} % after "
+        f"{summary['steps']:,} steps; nothing was trained (`--out FOLDER` begins another run)"
+    )
+    print(_next_commands(config, folder.path))
+
+
 def _next_commands(config: Config, out: Path) -> str:
     commands = ["predict"]
     if issubclass(model_info(config.model.model).family, CapsuleClassifier):
         commands.append("explain")
-    return "next: " + "   ".join(to_type(command, out, "IMAGE") for command in commands)
+    return "\n".join(["next:", *(f"  {to_type(command, out, 'IMAGE')}" for command in commands)])
 
 
 def _resume_command(arguments: list[str]) -> str:
@@ -109,7 +149,7 @@ def _folder_given(arguments: list[str]) -> bool:
     """Whether `--data` names a folder of images rather than a dataset."""
     given = [value for option, value in pairwise(arguments) if option == "--data"]
     given += [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
-    return any(name not in list_datasets() and Path(name).expanduser().is_dir() for name in given)
+    return any(map(is_folder, given))
 
 
 def _with_folder(config: Config) -> Config:
@@ -155,10 +195,13 @@ def _parse(name: str, arguments: list[str]) -> Options:
 def _named(config: Config, name: str) -> Config:
     """Another model or other data make another experiment, unless the user named it."""
     planned = preset(name).config
-    same = (config.model.model, config.data.data) == (planned.model.model, planned.data.data)
+    same_model = config.model.model == planned.model.model
+    same = same_model and config.data.data == planned.data.data
     if same or config.experiment != planned.experiment:
         return config
-    data = Path(config.data.data).expanduser().resolve().name
+    data = folder_name(config.data.data)
+    if name == OWN_IMAGES:
+        return replace(config, experiment=data if same_model else f"{data}_{config.model.model}")
     return replace(config, experiment=f"{config.model.model}_{data}")
 
 
@@ -171,6 +214,11 @@ def _description(name: str) -> str:
         "  capsroute train --data ./my_images --pretrained inverted_small_multimnist",
     ]
     lines += ["  torchrun --nproc-per-node 2 -m capsroute train", ""]
+    lines += [
+        "The run of a folder is named after it, and takes at most "
+        f"{MOST_EPOCHS} epochs unless `--steps` or `--epochs` is given.",
+        "",
+    ]
     lines += [f"Presets to begin with (`capsroute train --list` shows all {len(list_presets())}):"]
     lines += _preset_lines(FIRST_PRESETS)
     lines += ["", f"Defaults below are those of {name}."]

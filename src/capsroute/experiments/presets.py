@@ -15,6 +15,9 @@ from capsroute.nearest import nearest
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 
 DEFAULT = "inverted_small_multimnist"
+# Of `own_images`. 96 images of shapes, two seeds each of two kinds: 81 to 91 % of 300 test images
+# after 100 epochs, 92 to 97 % after 300, 96 to 98 % after 500.
+MOST_EPOCHS = 300
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def own_images() -> Config:
 
     The paper's best model where there is a GPU; on a CPU the small one, at about a minute for a
     thousand steps on images of 36×36. Images are not mirrored unless `--flip` says so: letters
-    and digits would be others.
+    and digits would be others. Of few images it takes fewer steps: see `limit_epochs`.
     """
     gpu = torch.cuda.is_available()
     return Config(
@@ -174,3 +177,18 @@ def own_images() -> Config:
         eval_every=500 if gpu else 150,
         dtype="bfloat16" if gpu else "float32",
     )
+
+
+def limit_epochs(config: Config, images: int) -> Config:
+    """The config of `own_images` for so many training images: at most `MOST_EPOCHS` of them.
+
+    The evaluations are as many as they were, unless the caller has chosen when they come.
+    """
+    epoch_steps = -(-images // config.batch_size)
+    if config.steps is None or config.steps <= MOST_EPOCHS * epoch_steps:
+        return config
+    limited = replace(config, steps=None, epochs=MOST_EPOCHS)
+    if config.eval_every != preset("own_images").config.eval_every:
+        return limited
+    evaluations = config.steps // config.eval_every
+    return replace(limited, eval_every=max(1, MOST_EPOCHS * epoch_steps // evaluations))

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, Normalize, as_size
 from capsroute.models.registry import list_models, model_info
-from capsroute.models.weights import load_tensors, read_metadata, save_model
+from capsroute.models.weights import load_model, load_tensors, read_metadata, save_model
 from capsroute.nearest import nearest
 
 FILES = Path(__file__).parent / "files"
@@ -59,8 +59,9 @@ def _shipped() -> dict[tuple[str, int | None], Path]:
 def load_pretrained(model: ImageClassifier) -> None:
     """Give a model the weights that ship for it, or raise a ValueError that says what differs.
 
-    Only the number of classes, and whether an image may have several, is the caller's: weights
-    whose shape follows from it stay as they are, which is logged.
+    The number of classes, and whether an image may have several, is the caller's: weights whose
+    shape follows from it stay as they are. So is grey or colour: the first convolution becomes one
+    of the other. Both are logged.
     """
     if model.name not in list_pretrained():
         ships = ", ".join(list_pretrained())
@@ -69,14 +70,19 @@ def load_pretrained(model: ImageClassifier) -> None:
         )
     path = pretrained_path(model.name, model.iterations)
     own = model_info(model.name).task
-    for field in ("image_size", "in_channels"):
-        wanted, given = getattr(own, field), getattr(model.task, field)
-        if given not in (wanted, (wanted, wanted)):
-            raise ValueError(
-                f"`{field}` must be {wanted} for the weights that ship for {model.name}, got "
-                f"{given}; `capsroute.models.load_backbone` copies those that fit other images"
-            )
+    if model.task.image_size not in (own.image_size, as_size(own.image_size)):
+        raise ValueError(
+            f"`image_size` must be {own.image_size} for the weights that ship for {model.name}, "
+            f"got {model.task.image_size}; `capsroute.models.load_backbone` copies those that fit "
+            "other images"
+        )
+    if own.in_channels != model.in_channels and 1 not in (own.in_channels, model.in_channels):
+        raise ValueError(
+            f"`in_channels` must be {own.in_channels}, or 1 for grey, for the weights that ship "
+            f"for {model.name}, got {model.in_channels}"
+        )
     weights = load_tensors(path)
+    _fit_channels(weights, model, path)
     if model.num_classes != own.num_classes:
         new = _replace_misfits(weights, model.state_dict())
         _log.info("%s: loaded the weights that ship; new: %s", model.name, ", ".join(new))
@@ -92,10 +98,47 @@ def _replace_misfits(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> l
     return new
 
 
+def _fit_channels(weights: dict[str, Tensor], model: ImageClassifier, path: Path) -> None:
+    """Make weights of grey images those of a model of colour ones, or the reverse, and log which.
+
+    A picture without colour gets the same responses from both: what one channel had is spread
+    over all, what several had is summed, each in units of its normalisation's standard deviation.
+    Only the means of several channels, where they differ, leave an offset.
+    """
+    own = model.state_dict()
+    reading = [key for key in weights if key in own and _reads_images(weights[key], own[key])]
+    if not reading:
+        return
+    with torch.random.fork_rng(devices=[]):  # building it draws initial weights
+        trained = load_model(path)
+    before, after = trained.in_channels, model.in_channels
+    for key in reading:
+        by_pixel = (weights[key].float() / _scale(trained)).sum(dim=1, keepdim=True)
+        weights[key] = by_pixel.expand(-1, after, -1, -1) * _scale(model) / after
+    how = f"spread over {after} channels" if before == 1 else f"of {before} channels summed to one"
+    _log.info("%s: weights %s: %s", model.name, how, ", ".join(reading))
+
+
+def _reads_images(given: Tensor, own: Tensor) -> bool:
+    """Whether two convolutions differ in nothing but that one sees grey images."""
+    if given.ndim != 4 or own.ndim != 4 or given.shape[1] == own.shape[1]:
+        return False
+    elsewhere_alike = given[:, :1].shape == own[:, :1].shape
+    return elsewhere_alike and 1 in (given.shape[1], own.shape[1])
+
+
+def _scale(model: ImageClassifier) -> Tensor:
+    """What a model divides each channel by before its first convolution, (channels or 1, 1, 1)."""
+    normalize = model.normalize
+    return normalize.std.cpu() if isinstance(normalize, Normalize) else torch.ones(1, 1, 1)
+
+
 def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
     """Copy every weight that fits the model; returns the names of those that do not.
 
     Those keep their initial values: the class capsules, when the number of classes is another.
+    A first convolution of grey images fits colour ones as well, and the reverse: it is spread over
+    the channels, or summed, so that a picture without colour gets the same responses.
     `source` is a run's folder, a checkpoint or the name of a model whose weights ship, as in
     `capsroute.load_model`.
     """
@@ -108,6 +151,7 @@ def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
             f"`source` must hold weights of {model.name}, got {source} with {described}"
         )
     own, given = model.state_dict(), load_tensors(path)
+    _fit_channels(given, model, path)
     fits = {k: v for k, v in given.items() if k in own and v.shape == own[k].shape}
     model.load_state_dict(own | fits)
     return [key for key in own if key not in fits]

@@ -122,7 +122,9 @@ def create_model(
     Args:
         name: see `list_models()`.
         pretrained: load the weights that ship with the package, trained with `iterations`. With
-            another `num_classes` the class layer starts new, and all others are loaded.
+            another `num_classes` the class layer starts new, and all others are loaded; with
+            `in_channels` for grey in place of colour, or the reverse, the first convolution is
+            made to fit.
         num_classes: scores an image gets.
         image_size: an integer or (height, width).
         in_channels: 1 for grey, 3 for colour, or any other number.

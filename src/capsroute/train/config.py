@@ -104,7 +104,7 @@ class Config:
     """A whole run."""
 
     experiment: str = "inverted_small_multimnist"
-    """Name of the preset it came from."""
+    """Of the run: the preset's name, or that of a folder of images."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

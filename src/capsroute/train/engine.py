@@ -42,15 +42,26 @@ class DivergedError(Exception):
     """The loss, or the weights, are not finite any more."""
 
 
-def train(config: Config, out: Path, runtime: Runtime, reporter: Reporter) -> dict[str, Any]:
-    """Run, or go on with, the run in folder `out`; returns its summary."""
+def train(
+    config: Config,
+    out: Path,
+    runtime: Runtime,
+    reporter: Reporter,
+    dataset: Dataset | None = None,
+) -> dict[str, Any]:
+    """Run, or go on with, the run in folder `out`; returns its summary.
+
+    `dataset` is the config's own, where the caller has read it already.
+    """
     with processes(runtime.device) as job, stop_signals(reporter.stopping) as stop:
         folder = RunFolder(out)
         folder.check(config)
         if job.same("whether the run is finished", folder.summary.exists()):
             reporter.message(f"{out} is finished; nothing was trained")
             return folder.read_summary() if job.first else {}
-        run = _Run(config, folder, runtime, reporter, job, load_data(config, reporter), stop)
+        if dataset is None:
+            dataset = load_data(config, reporter)
+        run = _Run(config, folder, runtime, reporter, job, dataset, stop)
         try:
             if job.first:  # nothing is written before the parts are known to fit
                 folder.claim(config)

@@ -1,0 +1,57 @@
+"""What `capsroute train --data FOLDER` works out by itself: the run's name, its length, a line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from capsroute.data import Dataset, list_datasets
+from capsroute.experiments import preset
+from capsroute.experiments.presets import MOST_EPOCHS
+from capsroute.train.checkpoint import RunFolder
+from capsroute.train.config import Config, differences, read_json
+
+OWN_IMAGES = "own_images"  # the preset for `--data FOLDER`
+FEW_CLASSES = 10  # are named
+
+
+def is_folder(data: str) -> bool:
+    """Whether `--data` names a folder of images rather than a dataset."""
+    return data not in list_datasets() and Path(data).expanduser().is_dir()
+
+
+def folder_name(data: str) -> str:
+    return Path(data).expanduser().resolve().name or "images"  # the root has no name
+
+
+def begun_with_limit(config: Config, out: Path) -> Config | None:
+    """The config of a run that began in `out` and was limited: it goes on, images added or not."""
+    if not (file := RunFolder(out).config).is_file():
+        return None
+    saved = read_json(file)
+    if (saved.get("steps"), saved.get("epochs")) != (None, MOST_EPOCHS):
+        return None
+    own = config.eval_every != preset(OWN_IMAGES).config.eval_every
+    every = config.eval_every if own else saved.get("eval_every", 0)
+    config = replace(config, steps=None, epochs=MOST_EPOCHS, eval_every=every)
+    return None if differences(config, saved) else config
+
+
+def what_was_found(dataset: Dataset) -> str:
+    """`3 classes (bar, circle, square), 95 + 24 images (training + test), 46×46 colour`"""
+    names = dataset.class_names
+    which = f" ({', '.join(names)})" if len(names) <= FEW_CLASSES else ""
+    parts = {"training": dataset.train, "validation": dataset.validation, "test": dataset.test}
+    present = {part: split for part, split in parts.items() if split is not None}
+    counts = " + ".join(f"{len(split):,}" for split in present.values())
+    height, width = dataset.image_size
+    kind = "grey" if dataset.channels == 1 else "colour"
+    return (
+        f"{len(names)} classes{which}, {counts} images ({' + '.join(present)}), "
+        f"{height}×{width} {kind}"
+    )
+
+
+def length_in_words(config: Config, images: int) -> str:
+    """`900 steps (300 epochs)`"""
+    epoch_steps = -(-images // config.batch_size)
+    steps = config.steps or config.epochs * epoch_steps
+    return f"{steps:,} step{'s' * (steps != 1)} ({steps / epoch_steps:,.3g} epochs)"
