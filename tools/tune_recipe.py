@@ -4,8 +4,9 @@
         'data.cutmix=0.5' 'data.cutmix=0.5 data.cutout=0' 'model.bn_group=32'
 
 Each change is one or several fields of the config, separated by spaces; the preset as it is comes
-first. A tenth of the training images is held back, the accuracy on them after the last epoch
-counts. Rows go to results/tuning/<preset>.csv as they come; those that are there are not run again.
+first. A fifth of the training images is held back, the accuracy on them after the last epoch
+counts: of 10,000 images of CIFAR it has a standard error of about 0.2 points. Rows go to
+results/tuning/<preset>.csv as they come; those that are there are not run again.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from capsroute.train.engine import DivergedError, train
 from capsroute.train.reporting import Reporter
 
 RESULTS = Path(__file__).parents[1] / "results" / "tuning"
-HELD_BACK = 0.1
+HELD_BACK = 0.2
 COLUMNS = ("change", "epochs", "seed", "val_accuracy", "seconds", "device", "commit")
 Row = dict[str, Any]
 

@@ -41,7 +41,7 @@ def test_changes_are_tried_once_on_a_validation_split(tool, started, monkeypatch
     own = preset("fast_cifar10").config
     assert plain.optim == own.optim and plain.data.cutmix == own.data.cutmix
     assert (changed.data.cutmix, changed.optim.lr, changed.batch_size) == (0.5, 0.2, 256)
-    assert {(each.data.validation, each.epochs) for each in started} == {(0.1, 7)}
+    assert {(each.data.validation, each.epochs) for each in started} == {(0.2, 7)}
     rows = (tmp_path / "fast_cifar10.csv").read_text().splitlines()
     assert len(rows) == 3 and rows[2].startswith(change)
 
