@@ -139,3 +139,8 @@ def test_an_output_that_takes_nothing_is_one_line(where, message):
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: ") and message in done.stderr
+
+
+def test_names_may_follow_options_that_take_a_value(run):
+    status, out, err = run("reproduce", "fast*", "--device", "cpu", "cnn*", "--list")
+    assert status == 0 and "fast_cifar10" in out and "cnn_cifar10" in out, err

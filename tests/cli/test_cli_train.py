@@ -173,7 +173,7 @@ def test_many_classes_are_counted_and_what_is_set_aside_is_told(train, tmp_path)
     assert status == 0 and out.startswith(
         "11 classes, 33 + 11 + 11 images (training + validation + test), 28×30 colour: "
     )
-    assert out.splitlines()[1] == "3 steps (1 epochs)"
+    assert out.splitlines()[1] == "3 steps (1 epoch)"
 
 
 def test_few_images_are_trained_on_for_a_limited_time(train, images, tmp_path, monkeypatch):
@@ -209,6 +209,23 @@ class StopAt(LineReporter):
     def step(self, done):
         if done == self.at:
             signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("limits", [(2, 2), (10**6, 2)])  # limited; not limited when it began
+def test_a_cut_run_goes_on_as_long_as_it_was_to_be(train, images, tmp_path, monkeypatch, limits):
+    arguments = ("--data", images, "--batch-size", 4, "--eval-every", 2)
+    configs = []
+    for most_epochs, stop in zip(limits, (3, 5), strict=True):
+        for module in ("experiments.presets", "cli.own_images"):
+            monkeypatch.setattr(f"capsroute.{module}.MOST_EPOCHS", most_epochs)
+        monkeypatch.setattr("capsroute.cli.train.make_reporter", lambda stop=stop: StopAt(stop))
+        status, out, err = train(*arguments)
+        assert status == 128 + signal.SIGTERM, err
+        configs.append(json.loads((tmp_path / "runs" / "images" / "config.json").read_text()))
+    assert "resuming after step 3" in out and configs[0] == configs[1]
+    planned = preset("own_images").config
+    assert configs[0]["data"]["padding"] == planned.data.padding
+    assert configs[0]["model"]["model"] == planned.model.model
 
 
 def test_a_folder_is_one_with_or_without_a_slash(train, images, tmp_path):
@@ -254,7 +271,7 @@ def test_grey_weights_are_a_start_for_colour_images(train, tmp_path):
     assert status == 0
     assert "inverted_small_multimnist: weights spread over 3 channels: backbone.0.weight" in out
     assert "new: capsules.layers.1.weight\n" in out
-    trained = load_model(tmp_path / "runs" / "images").state_dict()["backbone.0.weight"]
+    trained = load_model(tmp_path / "runs" / "images_pretrained").state_dict()["backbone.0.weight"]
     shipped = create_model("inverted_small_multimnist", pretrained=True).state_dict()
     assert torch.equal(trained, (shipped["backbone.0.weight"] / 3).expand_as(trained))
 

@@ -205,6 +205,14 @@ class TestFigure:
         }
         assert memory["lines"][MODEL]["auto"][1] == [500.0, 1000.0, 2000.0]
 
+    def test_the_place_of_the_newest_row_is_drawn(self, timings):
+        other = "inverted_resnet_cifar100"
+        for iterations in (1, 2):
+            add(timings, Case(other, iterations, "train"), 3.0, commit="other")
+        assert list(cost_figure(read_costs(timings))["panels"][0]["lines"]) == [other]
+        add(timings, Case(MODEL, 5, "train"), 9.0)
+        assert list(cost_figure(read_costs(timings))["panels"][0]["lines"]) == [MODEL]
+
     def test_labels_and_ticks(self, timings):
         figure = cost(cost_figure(read_costs(timings)))
         time, memory = figure.axes

@@ -105,6 +105,6 @@ def test_few_images_are_seen_at_most_so_often(own_images):
     assert limit_epochs(own_images, enough) == own_images
     assert limit_epochs(own_images, enough - 32).steps is None
     chosen = replace(own_images, eval_every=7)
-    assert limit_epochs(chosen, 2).eval_every == 7
+    assert limit_epochs(chosen, 2, evaluations_open=False).eval_every == 7
     in_epochs = replace(own_images, steps=None, epochs=900)
     assert limit_epochs(in_epochs, 2) == in_epochs

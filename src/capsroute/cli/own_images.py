@@ -22,16 +22,19 @@ def folder_name(data: str) -> str:
     return Path(data).expanduser().resolve().name or "images"  # the root has no name
 
 
-def begun_with_limit(config: Config, out: Path) -> Config | None:
-    """The config of a run that began in `out` and was limited: it goes on, images added or not."""
+def as_begun(config: Config, out: Path, *, evaluations_open: bool) -> Config | None:
+    """The config with the length of the run in `out`, which goes on, be its images more or fewer.
+
+    None where no run began with a length that this command works out, or where more differs.
+    """
     if not (file := RunFolder(out).config).is_file():
         return None
-    saved = read_json(file)
-    if (saved.get("steps"), saved.get("epochs")) != (None, MOST_EPOCHS):
+    saved, planned = read_json(file), preset(OWN_IMAGES).config
+    length = saved.get("steps"), saved.get("epochs")
+    if length not in ((planned.steps, planned.epochs), (None, MOST_EPOCHS)):
         return None
-    own = config.eval_every != preset(OWN_IMAGES).config.eval_every
-    every = config.eval_every if own else saved.get("eval_every", 0)
-    config = replace(config, steps=None, epochs=MOST_EPOCHS, eval_every=every)
+    every = saved.get("eval_every", 0) if evaluations_open else config.eval_every
+    config = replace(config, steps=length[0], epochs=length[1], eval_every=every)
     return None if differences(config, saved) else config
 
 
@@ -54,4 +57,6 @@ def length_in_words(config: Config, images: int) -> str:
     """`900 steps (300 epochs)`"""
     epoch_steps = -(-images // config.batch_size)
     steps = config.steps or config.epochs * epoch_steps
-    return f"{steps:,} step{'s' * (steps != 1)} ({steps / epoch_steps:,.3g} epochs)"
+    epochs = steps / epoch_steps
+    counted = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    return f"{steps:,} step{'s' * (steps != 1)} ({counted} epoch{'s' * (counted != '1')})"

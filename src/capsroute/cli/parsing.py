@@ -78,8 +78,8 @@ def _spelled_out(arguments: list[str], switches: set[str]) -> list[str]:
 
 def _positionals_first(words: list[str], options: Any) -> list[str]:
     """`a.png --strict b.png` as tyro wants it, which takes a list of names in one piece."""
-    values = _values_of(options)
-    if values is None:
+    values = _words_after(options)
+    if "" not in values:  # no list of names
         return words
     names: list[str] = []
     others: list[str] = []
@@ -102,17 +102,19 @@ def _positionals_first(words: list[str], options: Any) -> list[str]:
     return [*names, *others]
 
 
-def _values_of(options: Any) -> dict[str, float] | None:
-    """How many words follow each option; None for a command that takes no list of names."""
-    values, takes_names = {}, False
+def _words_after(options: Any) -> dict[str, float]:
+    """How many words each option takes; what stands for itself is named ``."""
+    words: dict[str, float] = {"help": 0.0}
     for name, kind in get_type_hints(options, include_extras=True).items():
         bare, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
         several = any(get_origin(part) is tuple for part in (bare, *get_args(bare)))
-        if tyro.conf.Positional in marks:
-            takes_names |= several
-        else:
-            values[name.replace("_", "-")] = math.inf if several else float(bare is not bool)
-    return {"help": 0.0, **values} if takes_names else None
+        if dataclasses.is_dataclass(bare):
+            words |= _words_after(bare)
+        elif tyro.conf.Positional not in marks:
+            words[name.replace("_", "-")] = math.inf if several else float(bare is not bool)
+        elif several:
+            words[""] = math.inf
+    return words
 
 
 def _as_pairs(text: str, switches: set[str]) -> str:

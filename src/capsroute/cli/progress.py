@@ -131,7 +131,7 @@ class LineReporter(SpeakingReporter):
 
     def step(self, done: int) -> None:
         self.left.step(done)
-        if not self.told and self.left.measured() > self.SOON:
+        if not self.told and self.left.measured() > self.SOON and str(self.left):
             self._tell(f"step {done}/{self.steps}")
 
     def progress(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
@@ -174,13 +174,14 @@ class _Notes(logging.Handler):
 def notes_to(reporter: Reporter) -> Iterator[None]:
     """Inside, what the package logs for its users is told: weights made to fit, for one."""
     logger, notes = logging.getLogger("capsroute"), _Notes(reporter)
-    before = logger.level
+    before = logger.level, logger.propagate
     logger.addHandler(notes)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # told once, whatever handlers a user's module has set up
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.level, logger.propagate = before
         logger.removeHandler(notes)
 
 

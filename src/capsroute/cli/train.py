@@ -17,7 +17,7 @@ from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError, as_typed
 from capsroute.cli.own_images import (
     OWN_IMAGES,
-    begun_with_limit,
+    as_begun,
     folder_name,
     is_folder,
     length_in_words,
@@ -68,11 +68,13 @@ def main(arguments: list[str]) -> None:
     config = _named(_with_model(_with_folder(options.config), rest), name)
     out = options.out or Path("runs") / config.experiment
     length_open = name == OWN_IMAGES and not (_given("--steps", rest) or _given("--epochs", rest))
-    begun = begun_with_limit(config, out) if length_open else None
+    evaluations_open = not _given("--eval-every", rest)
+    begun = as_begun(config, out, evaluations_open=evaluations_open) if length_open else None
     config = begun or config
     if "RANK" not in os.environ and RunFolder(out).summary.exists():
         _tell_finished(config, RunFolder(out))
         return
+    model_info(config.model.model)  # told before all images are read, if there is none
     reporter = make_reporter()
     first = int(os.environ.get("RANK", "0")) == 0
     try:
@@ -83,7 +85,8 @@ def main(arguments: list[str]) -> None:
                 where = f"{config.model.model} on {choose_device(options.runtime.device).type}"
                 reporter.message(f"{what_was_found(dataset)}: {where}, recipe {name}")
                 if length_open and begun is None:
-                    config = limit_epochs(config, len(dataset.train))
+                    images = len(dataset.train)
+                    config = limit_epochs(config, images, evaluations_open=evaluations_open)
                 reporter.message(_length(config, dataset, length_open))
             summary = train(config, out, options.runtime, reporter, dataset)
     except Interrupted as stop:
@@ -142,7 +145,7 @@ def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _given(option: str, arguments: list[str]) -> bool:
-    return any(argument.split("=")[0] == option for argument in arguments)
+    return any(argument.split("=")[0].replace("_", "-") == option for argument in arguments)
 
 
 def _folder_given(arguments: list[str]) -> bool:
@@ -201,7 +204,9 @@ def _named(config: Config, name: str) -> Config:
         return config
     data = folder_name(config.data.data)
     if name == OWN_IMAGES:
-        return replace(config, experiment=data if same_model else f"{data}_{config.model.model}")
+        parts = [data, "" if same_model else config.model.model]
+        parts.append("pretrained" if config.model.pretrained else "")
+        return replace(config, experiment="_".join(filter(None, parts)))
     return replace(config, experiment=f"{config.model.model}_{data}")
 
 

@@ -209,7 +209,8 @@ def _newest_first(mode: str, costs: Costs) -> list[tuple[Place, list[Case]]]:
     places: dict[Place, list[Case]] = {}
     for case, row in costs.rows.items():
         if (case.mode, case.part, case.batch) == (mode, "model", BATCH) and case.iterations:
-            places.setdefault(_place(row), []).append(case)
+            place = _place(row)  # with each row it moves to the end
+            places[place] = [*places.pop(place, []), case]
     return list(places.items())[::-1]
 
 

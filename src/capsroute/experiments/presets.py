@@ -179,16 +179,17 @@ def own_images() -> Config:
     )
 
 
-def limit_epochs(config: Config, images: int) -> Config:
+def limit_epochs(config: Config, images: int, *, evaluations_open: bool = True) -> Config:
     """The config of `own_images` for so many training images: at most `MOST_EPOCHS` of them.
 
-    The evaluations are as many as they were, unless the caller has chosen when they come.
+    The evaluations are as many as they were, unless the caller has chosen when they come
+    (`evaluations_open=False`).
     """
     epoch_steps = -(-images // config.batch_size)
     if config.steps is None or config.steps <= MOST_EPOCHS * epoch_steps:
         return config
     limited = replace(config, steps=None, epochs=MOST_EPOCHS)
-    if config.eval_every != preset("own_images").config.eval_every:
+    if not evaluations_open:
         return limited
-    evaluations = config.steps // config.eval_every
+    evaluations = max(1, config.steps // config.eval_every)
     return replace(limited, eval_every=max(1, MOST_EPOCHS * epoch_steps // evaluations))

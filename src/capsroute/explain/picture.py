@@ -148,7 +148,7 @@ def _side(placed: list[Placed], level: int, points: float) -> float:
     """Of a level's patches in points: small enough that neighbours and their frames fit."""
     across = sorted(item.x for item in placed if item.level == level)
     gap = min((right - left for left, right in pairwise(across)), default=1.0)
-    return min(PATCH, gap * points - FRAME)
+    return max(1.0, min(PATCH, gap * points - FRAME))
 
 
 def _draw_patch(axis: Any, item: Placed, original: Image.Image, colour: str, side: float) -> None:

@@ -221,10 +221,13 @@ def run_results(summary: Mapping[str, Any], model: ImageClassifier) -> dict[str,
     if any(summary.get(name) != value for name, value in own.items()):
         return {}
     right = "every label right" if model.task.multilabel else "the class right"
-    accuracies = {"test": summary["test_accuracy_last"], "validation": summary["val_accuracy"]}
-    trained = f"{summary['epochs']:g} epochs, {summary['steps']:,} steps, seed {summary['seed']}"
+    accuracies = {
+        "test": summary.get("test_accuracy_last"),
+        "validation": summary.get("val_accuracy"),
+    }
+    trained = f"{summary['steps']:,} steps, seed {summary['seed']}"
     return {
-        "data": Path(summary["dataset"]).name,  # of a folder, not where it lay
+        "data": Path(summary["dataset"]).name or "a folder",  # not where it lay
         **{
             f"{split} accuracy": f"{accuracy:.2f} % of the images ({right}), after the last step"
             for split, accuracy in accuracies.items()
@@ -240,8 +243,11 @@ def parameter_count(model: ImageClassifier) -> int:
 
 def _rows(facts: Mapping[str, Any]) -> str:
     """Of a Markdown table, whatever classes are called."""
-    cells = {name: " ".join(str(fact).split()).replace("|", r"\|") for name, fact in facts.items()}
-    return "\n".join(f"| {name} | {cell} |" for name, cell in cells.items())
+    return "\n".join(f"| {_cell(name)} | {_cell(fact)} |" for name, fact in facts.items())
+
+
+def _cell(text: Any) -> str:
+    return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def _check_config(path: Path) -> None:
@@ -249,8 +255,8 @@ def _check_config(path: Path) -> None:
     if not path.is_file():
         return
     try:
-        ours = OURS in json.loads(path.read_text())
-    except ValueError:
+        ours = OURS in dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
         ours = False
     if not ours:
         raise ValueError(

@@ -112,6 +112,8 @@ def _fit_channels(weights: dict[str, Tensor], model: ImageClassifier, path: Path
     with torch.random.fork_rng(devices=[]):  # building it draws initial weights
         trained = load_model(path)
     before, after = trained.in_channels, model.in_channels
+    if before == after:
+        return
     for key in reading:
         by_pixel = (weights[key].float() / _scale(trained)).sum(dim=1, keepdim=True)
         weights[key] = by_pixel.expand(-1, after, -1, -1) * _scale(model) / after
@@ -138,7 +140,8 @@ def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
 
     Those keep their initial values: the class capsules, when the number of classes is another.
     A first convolution of grey images fits colour ones as well, and the reverse: it is spread over
-    the channels, or summed, so that a picture without colour gets the same responses.
+    the channels, or summed, so that a picture without colour gets the same responses (from colour
+    to grey but for an offset, where the means that the channels are normalised by differ).
     `source` is a run's folder, a checkpoint or the name of a model whose weights ship, as in
     `capsroute.load_model`.
     """
