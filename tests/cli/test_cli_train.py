@@ -341,3 +341,9 @@ def test_a_batch_of_more_images_than_there_are_is_told(train, images):
 def test_a_switch_is_on_off_or_the_models_own(given, value):
     options = parse(ModelConfig, "train", [*given, "--iterations", "3"])
     assert options.layer_norm is value and options.iterations == 3
+
+
+def test_a_misspelt_model_is_told_before_the_images_are_read(train, images):
+    status, out, err = train("--data", images, "--model", "inverted_smal_multimnist")
+    assert status == 2 and out == "" and err.count("\n") == 1
+    assert "`--model` must be a registered model" in err and "'inverted_small_multimnist'" in err

@@ -107,4 +107,6 @@ def test_what_the_package_logs_is_told_while_a_run_goes_on(capsys):
         logger.debug("which nobody asked for")
     logger.info("too late")
     assert capsys.readouterr().out == "made to fit\n"
-    assert logging.getLogger("capsroute").level == logging.NOTSET
+    package = logging.getLogger("capsroute")
+    assert package.level == logging.NOTSET and package.propagate
+    assert not logger.isEnabledFor(logging.INFO)  # which loggers remember, if not told

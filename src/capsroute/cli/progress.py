@@ -174,14 +174,15 @@ class _Notes(logging.Handler):
 def notes_to(reporter: Reporter) -> Iterator[None]:
     """Inside, what the package logs for its users is told: weights made to fit, for one."""
     logger, notes = logging.getLogger("capsroute"), _Notes(reporter)
-    before = logger.level, logger.propagate
+    level, propagate = logger.level, logger.propagate
     logger.addHandler(notes)
     logger.setLevel(logging.INFO)
     logger.propagate = False  # told once, whatever handlers a user's module has set up
     try:
         yield
     finally:
-        logger.level, logger.propagate = before
+        logger.setLevel(level)
+        logger.propagate = propagate
         logger.removeHandler(notes)
 
 

@@ -74,7 +74,8 @@ def main(arguments: list[str]) -> None:
     if "RANK" not in os.environ and RunFolder(out).summary.exists():
         _tell_finished(config, RunFolder(out))
         return
-    model_info(config.model.model)  # told before all images are read, if there is none
+    with as_typed(name="--model"):
+        model_info(config.model.model)  # told before all images are read, if there is none
     reporter = make_reporter()
     first = int(os.environ.get("RANK", "0")) == 0
     try:
@@ -82,12 +83,12 @@ def main(arguments: list[str]) -> None:
             dataset = None
             if is_folder(config.data.data):
                 dataset = load_data(config, reporter)
-                where = f"{config.model.model} on {choose_device(options.runtime.device).type}"
-                reporter.message(f"{what_was_found(dataset)}: {where}, recipe {name}")
                 if length_open and begun is None:
                     images = len(dataset.train)
                     config = limit_epochs(config, images, evaluations_open=evaluations_open)
-                reporter.message(_length(config, dataset, length_open))
+                device = choose_device(options.runtime.device).type
+                for line in _plan(config, dataset, device, name, length_open):
+                    reporter.message(line)
             summary = train(config, out, options.runtime, reporter, dataset)
     except Interrupted as stop:
         if first:
@@ -107,10 +108,14 @@ def main(arguments: list[str]) -> None:
         print(_next_commands(config, out))
 
 
-def _length(config: Config, dataset: Dataset, length_open: bool) -> str:
+def _plan(
+    config: Config, dataset: Dataset, device: str, recipe: str, length_open: bool
+) -> tuple[str, str]:
+    """What was found in a folder and what becomes of it, before it begins."""
+    found = f"{what_was_found(dataset)}: {config.model.model} on {device}, recipe {recipe}"
     limited = length_open and config.steps is None
     why = ": no more for few images, unless `--steps` or `--epochs` is given" if limited else ""
-    return length_in_words(config, len(dataset.train)) + why
+    return found, length_in_words(config, len(dataset.train)) + why
 
 
 def _tell_finished(config: Config, folder: RunFolder) -> None:
