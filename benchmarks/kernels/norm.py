@@ -13,7 +13,6 @@ import argparse
 import collections
 import json
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -22,10 +21,6 @@ from run import commit, time_us
 
 from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.inverted.triton import norm as kernels
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "ops"))
-
-import triton_compiler
 
 SHAPE = (128, 16, 16, 32)
 POSES = {"cifar10": (16, 4), "cifar100": (36, 6)}  # elements and rows
@@ -39,6 +34,8 @@ def main():
     options = parser.parse_args()
     device = "sm_90" if options.count else torch.cuda.get_device_name()
     source = commit()
+    if options.json and source is None:
+        parser.error("results must name a commit: run it in a checkout, or set CAPSROUTE_COMMIT")
     for name, (d, rows) in POSES.items():
         for row in count(d, rows) if options.count else measure(d, rows):
             line = json.dumps({"source": source, "layer": name, "device": device, **row})
@@ -64,6 +61,8 @@ def measure(d, rows):
 
 
 def count(d, rows):
+    import triton_compiler  # of tests/ops, which `run` has put on the path
+
     poses, weight = torch.empty(*SHAPE, d, dtype=torch.bfloat16), torch.empty(d)
     with triton_compiler.compiling(90) as compiled:
         out = kernels.norm_by_rows._init_fn(poses, weight, weight, 1e-5, rows)
