@@ -31,9 +31,10 @@ from capsroute.train.held_out import HeldOut
 from capsroute.train.interruption import Interrupted, stop_signals
 from capsroute.train.log import RunLog
 from capsroute.train.metrics import Glance, averages
+from capsroute.train.optim import learning_rate
 from capsroute.train.provenance import summarize
 from capsroute.train.reporting import Reporter
-from capsroute.train.step import Moment, TrainStep, learning_rate
+from capsroute.train.step import Moment, TrainStep
 
 LOOK_EVERY = 50  # steps between looks at the running loss
 
