@@ -9,7 +9,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.data.image_folder import decode
-from capsroute.inference import Prediction, Predictor
+from capsroute.inference import Description, Prediction, Predictor
 from capsroute.models import pretrained
 from capsroute.models.weights import save_model
 
@@ -101,6 +101,19 @@ def test_what_is_no_model_is_one_line(tmp_path, checkpoint):
     close = str(tmp_path / "modle.safetensors")
     with pytest.raises(ValueError, match=r"did you mean '.*/model\.safetensors'"):
         Predictor.load(close)
+
+
+def test_an_exported_file_runs_on_the_cpu_alone(tmp_path, monkeypatch):
+    description = Description("m", ["a", "b"], (2, 2), 1, False, iterations=2)
+    loaded = (description, lambda images: torch.full((len(images), 2), 0.5))
+    monkeypatch.setattr("capsroute.export.load_exported", lambda path: loaded)
+    file = tmp_path / "model.onnx"
+    file.touch()
+    for device in ("auto", "cpu"):
+        assert Predictor.load(file, device=device).name == "m"
+    for device in ("cuda", "foo"):
+        with pytest.raises(ValueError, match=f"`device` must be auto or cpu for .* got '{device}'"):
+            Predictor.load(file, device=device)
 
 
 def picture(mode, size=(40, 31)):

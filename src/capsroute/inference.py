@@ -24,10 +24,9 @@ from torch import Tensor
 from capsroute.data.image_folder import to_mode
 from capsroute.devices import choose_device
 from capsroute.models.base import THRESHOLD, ImageClassifier
-from capsroute.models.sources import find_checkpoint
+from capsroute.models.sources import EXPORTED, find_checkpoint
 from capsroute.models.weights import load_model
 
-EXPORTED = (".onnx", ".pt2")
 KINDS = "a run's folder, a checkpoint, an exported file or a pretrained model"
 BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light
 
@@ -108,11 +107,12 @@ class Predictor:
             source: a folder with `model.safetensors` in it, a file of that kind, the name of a
                 model with shipped weights, or an `.onnx` or `.pt2` file of `capsroute export`.
             iterations: routing iterations; the model's own unless given.
-            device: `auto`, `cpu` or `cuda`. Exported files run on the CPU.
+            device: `auto`, `cpu` or `cuda`; for an exported file, which runs on the CPU, one of
+                the first two.
         """
         path = Path(source).expanduser()
         if path.suffix in EXPORTED and path.is_file():
-            predictor = cls._from_exported(path, iterations)
+            predictor = cls._from_exported(path, iterations, device)
         else:
             checkpoint = find_checkpoint(source, iterations, expected=KINDS)
             predictor = cls._from_checkpoint(checkpoint, iterations, device)
@@ -140,9 +140,14 @@ class Predictor:
         return predictor
 
     @classmethod
-    def _from_exported(cls, path: Path, iterations: int | None) -> "Predictor":
+    def _from_exported(cls, path: Path, iterations: int | None, device: str) -> "Predictor":
         from capsroute.export import load_exported
 
+        if device not in ("auto", "cpu"):
+            raise ValueError(
+                f"`device` must be auto or cpu for {path}, got {device!r}: "
+                "an exported file runs on the CPU"
+            )
         description, run = load_exported(path)
         if iterations not in (None, description.iterations):
             raise ValueError(

@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 
 import capsroute
-from capsroute.cli.evaluate import angles_up_to, shifts_up_to
+from capsroute.cli.evaluate import angles_up_to, run_config, shifts_up_to
 from capsroute.data import EvalBatches, load_dataset
-from capsroute.models.weights import load_model, save_model
+from capsroute.models.weights import load_model, read_metadata, save_model
 from capsroute.train.config import Config, DataConfig
 from capsroute.train.metrics import correct
 
 SIZE = 28
+KINDS = "expected a run's folder, a checkpoint or a pretrained model"
 
 
 def make_model(path, class_names=None, **options):
@@ -178,15 +179,19 @@ def test_classes_of_other_names(run, tmp_path, pets):
     checkpoint = make_model(tmp_path / "m.safetensors", **options)
     status, _, err = run("eval", checkpoint, "--data", pets)
     assert status == 2 and one_line(err) and "calls class 0 'ant'" in err
+    assert err.endswith("; choose data that fits with `--data`\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("runs/mien",), "runs/mien: no such run or checkpoint; did you mean 'runs/mine'?"),
-        (("nowhere/x",), "no such run or checkpoint"),
+        (("runs/mien",), f"runs/mien: no such model; {KINDS}; did you mean 'runs/mine'?"),
+        (("nowhere/x",), "nowhere/x: no such model"),
         (("digits",), "digits holds no model.safetensors"),
-        (("digits/train-images-idx3-ubyte",), "must be a whole safetensors file"),
+        (("digits/train-images-idx3-ubyte",), f"train-images-idx3-ubyte is not a model; {KINDS}"),
+        (("taken.onnx",), f"taken.onnx is an exported file; {KINDS}"),
+        (("taken.pt2",), f"taken.pt2 is an exported file; {KINDS}"),
+        (("cut.safetensors",), "`MODEL` must be a whole safetensors file, got cut.safetensors"),
         (("runs/mine", "--data", "./gone"), "no such folder"),
         (("runs/mine", "--data", "cifr10"), "did you mean 'cifar10'?"),
         (("runs/mine", "--rotate", "0"), "`--rotate` must be above 0"),
@@ -197,13 +202,24 @@ def test_classes_of_other_names(run, tmp_path, pets):
         (("runs/mine", "--out", "runs/mine/config.json"), "must be a folder"),
         (("runs/mine", "--rotat", "3"), "Unrecognized options: --rotat"),
         (("runs/mine", "--data", "digits/../digits", "--split", "validation"), "set aside"),
-        ((), "RUN_OR_CHECKPOINT"),
+        ((), "expected either MODEL or `--pretrained NAME`"),
     ],
 )
 def test_mistakes(run, tmp_path, digits, arguments, message):
     make_run(tmp_path / "runs" / "mine", digits)
+    for name in ("taken.onnx", "taken.pt2", "cut.safetensors"):
+        (tmp_path / name).write_bytes(b"no weights")
     status, out, err = run("eval", *arguments)
     assert (status, out) == (2, "") and one_line(err) and message in err
+
+
+def test_a_folder_saved_for_the_hub_is_no_run(run, tmp_path, digits):
+    checkpoint = make_model(tmp_path / "hub" / "model.safetensors")
+    text = json.dumps({"capsroute": read_metadata(checkpoint)})  # as `HubModel` writes it
+    (tmp_path / "hub" / "config.json").write_text(text)
+    assert run_config(checkpoint) is None
+    status, out, err = run("eval", "hub", "--data", digits)
+    assert (status, err) == (0, "") and "on 20 test images" in out
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": {}, "optim": {}, "data": {"x": 1}}'])

@@ -22,9 +22,9 @@ def fewer_images(monkeypatch):
     monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
 
 
-@pytest.mark.parametrize("iterations", [1, 4])
-def test_shipped_weights(run, tmp_path, iterations):
-    status, out, err = run("eval", "--pretrained", SMALL, "--iterations", iterations)
+@pytest.mark.parametrize(("name", "iterations"), [(("--pretrained", SMALL), 1), ((SMALL,), 4)])
+def test_shipped_weights(run, tmp_path, name, iterations):
+    status, out, err = run("eval", *name, "--iterations", iterations)
     assert (status, err) == (0, "") and f"{iterations} routing iteration" in out
     out_folder = tmp_path / "runs" / f"{SMALL}_r{iterations}"
     report = json.loads((out_folder / "evaluation.json").read_text())
@@ -41,12 +41,13 @@ def test_out(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected either RUN_OR_CHECKPOINT or `--pretrained NAME`"),
+        ((), "expected either MODEL or `--pretrained NAME`"),
         (("runs/mine", "--pretrained", SMALL), "expected either"),
         (("--pretrained", "cnn_cifar10"), "they ship for inverted_resnet_cifar10, "),
         (("--pretrained", "inverted_smal"), f"did you mean '{SMALL}'?"),
         (("--pretrained", SMALL, "--iterations", "3"), "`--iterations` must be one of 1, 2, 4"),
-        ((SMALL,), f"did you mean `--pretrained {SMALL}`?"),
+        ((SMALL, "--iterations", "3"), "`--iterations` must be one of 1, 2, 4"),
+        (("inverted_smal_multimnist",), f"did you mean '{SMALL}'?"),
     ],
 )
 def test_mistakes(run, arguments, message):

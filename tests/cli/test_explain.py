@@ -9,6 +9,7 @@ from PIL import Image
 import capsroute
 from capsroute.data import DiverseMultiMNIST, load_mnist
 from capsroute.explain.heat import ROUTING_MAPS
+from capsroute.files import write_whole
 from capsroute.models.weights import read_metadata, save_model
 
 
@@ -49,7 +50,46 @@ def test_classes_and_json(run, digits, tmp_path):
     )
     found = json.loads(out)
     assert status == 0 and [entry["name"] for entry in found["classes"]] == ["3", "5"]
-    assert found["map"] == "fields" and (tmp_path / "digit_5.explained.html").is_file()
+    assert found["map"] == "fields" and found["remark"] is None
+    page = (tmp_path / "digit_5.explained.html").read_text()
+    assert found["notes"] and all(f">{note}<" in page for note in found["notes"])
+
+
+def test_json_has_the_remark_on_a_light_ground(run, tmp_path):
+    Image.new("L", (36, 36), 250).save(tmp_path / "paper.png")
+    status, out, err = run("explain", "inverted_small_multimnist", "paper.png", "--json")
+    remark = json.loads(out)["remark"]
+    assert status == 0 and remark.startswith("a light ground; ")
+    assert err == f"paper.png: {remark}\n"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "there before"])
+def test_a_full_disk_leaves_both_files_as_they_were(run, digits, tmp_path, monkeypatch, before):
+    def full_for_pages(path, data):
+        if path.suffix == ".html":
+            raise OSError(f"could not write {path}") from OSError(28, "No space left on device")
+        write_whole(path, data)
+
+    names = [f"digit_5.explained.{kind}" for kind in ("png", "html")]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in names if before else []:
+        (folder / name).write_text("of before")
+    monkeypatch.setattr("capsroute.cli.explain.write_whole", full_for_pages)
+    status, out, err = run("explain", digits, sample("digit_5.png"), "--out", "out")
+    assert (status, out) == (2, "")
+    assert (
+        err == f"error: could not write out/{names[0]}, out/{names[1]}: No space left on device\n"
+    )
+    left = {path.name: path.read_text() for path in folder.iterdir()}
+    assert left == (dict.fromkeys(names, "of before") if before else {})
+
+
+def test_a_folder_in_the_place_of_the_page_is_told_before_the_work(run, digits, tmp_path):
+    (tmp_path / "digit_5.explained.html").mkdir()
+    status, out, err = run("explain", digits, sample("digit_5.png"))
+    assert (status, out) == (2, "") and err.count("\n") == 1 and "it is a folder" in err
+    assert not (tmp_path / "digit_5.explained.png").exists()
 
 
 def test_separation(run, digits, tmp_path):

@@ -295,15 +295,30 @@ def test_mistakes_are_one_line(run, model, tmp_path, arguments, message):
 
 
 def test_what_is_no_model_is_called_by_what_was_typed(run, photos):
-    status, _, err = run("predict", photos / "a.png", photos / "a.png")
+    for file in (photos / "a.png", photos / "notes.txt"):
+        status, _, err = run("predict", file, photos / "a.png")
+        kinds = "a run's folder, a checkpoint, an exported file or a pretrained model"
+        assert (status, err) == (2, f"error: {file} is not a model; expected {kinds}\n")
+    (photos / "cut.safetensors").write_bytes(b"")
+    status, _, err = run("predict", photos / "cut.safetensors", photos / "a.png")
     assert status == 2 and err.startswith("error: `MODEL` must be a whole safetensors file, got ")
     status, _, err = run("predict", "cnn_cifar10", photos / "a.png")
     assert status == 2 and "no weights ship for 'cnn_cifar10'; they ship for " in err
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
+@pytest.mark.parametrize("device", ["cuda", "foo"])
+def test_an_exported_file_takes_no_other_device(run, photos, tmp_path, name, device):
+    (tmp_path / name).write_bytes(b"not read")
+    status, out, err = run("predict", name, photos / "a.png", "--device", device)
+    told = f"`--device` must be auto or cpu for {name}, got '{device}': an exported file runs on"
+    assert (status, out) == (2, "") and err == f"error: {told} the CPU\n"
+
+
 def test_help_has_an_example(run):
     status, out, _ = run("predict", "--help")
     assert status == 0 and "capsroute predict runs/pets photo.jpg" in out
+    assert "exported files run on the CPU" in " ".join(out.split())
 
 
 def test_the_shipped_model_reads_the_shipped_samples(run):

@@ -71,6 +71,32 @@ def test_sources_that_are_no_model(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_may_be_called_anything(saved, tmp_path):
+    model, path = saved
+    other = path.rename(tmp_path / "weights.bin")
+    assert torch.equal(load_model(other).classifier.weight, model.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gen.py", r"gen\.py is not a model; expected a run's folder, a checkpoint or"),
+        (
+            "model.onnx",
+            r"model\.onnx is an exported file; expected a run's folder, a checkpoint or",
+        ),
+        ("model.pt2", r"model\.pt2 is an exported file; expected a run's folder"),
+        ("model.safetensors", r"must be a whole safetensors file, got .*model\.safetensors: \w+"),
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"import torch"])
+def test_files_of_other_kinds_are_told_by_what_they_are(tmp_path, name, message, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_that_nobody_registered_says_how_to(saved, monkeypatch):
     _, path = saved
     monkeypatch.delitem(registry._REGISTRY, "inverted_small_multimnist")

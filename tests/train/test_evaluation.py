@@ -1,7 +1,6 @@
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsroute.data import ArraySplit, load_dataset, rotate_shift
 from capsroute.data.diverse_multimnist import DiverseMultiMNIST
@@ -11,8 +10,9 @@ from capsroute.train.evaluation import (
     CountRow,
     Evaluation,
     Point,
-    draw_confusion,
-    draw_robustness,
+    _shifted,
+    _Tally,
+    _turned,
     evaluate,
     finite,
     robustness,
@@ -182,39 +182,48 @@ def test_progress_of_robustness_runs_through_all_points():
     assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def pixels(path):
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+def test_evaluation_json_has_a_name_for_every_row_and_column():
+    counts, classes = (CountRow(1, 3, 100.0),), (ClassRow(2, 50.0, None), ClassRow(1, 100.0, 50.0))
+    matrix = ((1, 1, 0), (0, 1, 0), (0, 0, 0))
+    several = Evaluation(True, 3, 100.0, classes, matrix, counts, not_finite=1)
+    assert several.as_dict(["a", "b"], [Point("shift", 1, 70.0)]) == {
+        "images": 3,
+        "accuracy": 100.0,
+        "not_finite": 1,
+        "classes": [
+            {"name": "a", "support": 2, "recall": 50.0, "precision": None},
+            {"name": "b", "support": 1, "recall": 100.0, "precision": 50.0},
+        ],
+        "counts": [{"labels": 1, "images": 3, "accuracy": 100.0}],
+        "confusion": {"labels": ["a", "b", "none"], "rows_true_columns_predicted": matrix},
+        "robustness": [{"kind": "shift", "value": 1, "accuracy": 70.0}],
+    }
+    one = Evaluation(False, 3, 100.0, classes, ((1, 1), (0, 1)))
+    assert one.as_dict(["a", "b"])["confusion"]["labels"] == ["a", "b"]
 
 
-def made_up(classes, multilabel=False):
-    size = classes + multilabel
-    confusion = tuple(tuple(90 if i == j else 1 for j in range(size)) for i in range(size))
-    rows = (ClassRow(100, 90.0, 90.0),) * classes
-    return Evaluation(multilabel, 100 * classes, 90.0, rows, confusion)
+class NumbersSent(TorchDispatchMode):
+    """Counts the Python numbers that become tensors, each a copy that a GPU is waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += function is torch.ops.aten.scalar_tensor.default
+        return function(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize(("classes", "multilabel"), [(10, False), (10, True), (100, False)])
-def test_confusion_is_drawn(tmp_path, classes, multilabel):
-    names = [f"class ${index}$ 象" for index in range(classes)]  # neither mathematics nor warnings
-    draw_confusion(made_up(classes, multilabel), names, tmp_path / "c.png")
-    picture = pixels(tmp_path / "c.png")
-    assert min(picture.shape[:2]) > 5 * classes  # room for every row
-    assert len(np.unique(picture[::3, ::3, 0])) > 10
-    assert [path.name for path in tmp_path.iterdir()] == ["c.png"]
-
-
-def test_robustness_is_drawn(tmp_path):
-    points = [Point("rotation", 0, 90.0), Point("rotation", 30, 50.0)]
-    draw_robustness(points, tmp_path / "one.png")
-    draw_robustness([*points, Point("shift", 1, 70.0)], tmp_path / "two.png")
-    one, two = (pixels(tmp_path / f"{name}.png") for name in ("one", "two"))
-    assert two.shape[1] == 2 * one.shape[1]
-
-
-def test_a_drawing_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    with pytest.raises(OSError):
-        draw_robustness([Point("shift", 0, 1.0)], tmp_path / "nowhere" / "r.png")
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("transform", [_turned(30.0), _shifted(1.0)], ids=["turned", "shifted"])
+def test_a_batch_is_counted_without_reading_or_sending_a_number(multilabel, transform):
+    """No GPU is needed: tensors of the meta device cannot be read, by whatever operation."""
+    model = PixelsAreScores(3, multilabel)
+    meta = {"device": "meta"}
+    targets = torch.zeros(4, 3, **meta) if multilabel else torch.zeros(4, dtype=torch.long, **meta)
+    tally = _Tally(model, torch.device("meta"))
+    with NumbersSent() as sent:
+        images = transform(torch.zeros(4, 1, 1, 3, **meta), torch.arange(4, **meta))
+        tally.add(model(images), targets)
+    assert sent.count == 0
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from capsroute.cli.data import report_skipped
 from capsroute.cli.errors import UsageError, as_typed
+from capsroute.cli.evaluation_tables import print_tables
 from capsroute.cli.outputs import folder_to_write_to
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import progress_bars
@@ -23,22 +22,15 @@ from capsroute.devices import choose_device
 from capsroute.files import write_whole
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
-from capsroute.models.pretrained import list_pretrained, pretrained_path
-from capsroute.models.weights import load_model
-from capsroute.nearest import nearest_path
+from capsroute.models.pretrained import pretrained_path
+from capsroute.models.sources import find_checkpoint
+from capsroute.models.weights import METADATA_KEY, load_model
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import Config, DataConfig, load_config
-from capsroute.train.evaluation import (
-    NOTHING,
-    Evaluation,
-    Point,
-    draw_confusion,
-    draw_robustness,
-    evaluate,
-    finite,
-    robustness,
-)
+from capsroute.train.config import Config, DataConfig, load_config, read_json
+from capsroute.train.evaluation import Evaluation, Point, evaluate, finite, robustness
+from capsroute.train.fit import check_fit
+from capsroute.train.pictures import draw_confusion, draw_robustness
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -56,10 +48,8 @@ class Options:
     `capsroute eval --pretrained inverted_small_multimnist`.
     """
 
-    run_or_checkpoint: Annotated[
-        Path | None, tyro.conf.Positional, optional("RUN_OR_CHECKPOINT")
-    ] = None
-    """A run's folder, or a .safetensors file that capsroute wrote."""
+    model: Annotated[str | None, tyro.conf.Positional, optional("MODEL")] = None
+    """A run's folder, a checkpoint or a pretrained model's name; no exported file."""
     pretrained: Annotated[str | None, optional("NAME")] = None
     """A model whose weights ship with the package, instead; --iterations chooses among them."""
     data: Annotated[str | None, optional("NAME_OR_FOLDER")] = None
@@ -91,15 +81,15 @@ class Options:
 def main(arguments: list[str]) -> None:
     options = parse(Options, "eval", arguments, config=FLAGS)
     _check(options)
-    checkpoint, config = _source(options)
+    checkpoint = _find_checkpoint(options)
+    config = run_config(checkpoint)
     model = _load_model(checkpoint, options.iterations)
     dataset, data = _load_data(options, config, model)
     crop = config.data.crop if config else None
-    check_fit(model, dataset, crop)
+    _check_fit(model, dataset, crop)
     _check_shift(options.shift, model)
     split = _choose_split(dataset, options.split)
-    beside = checkpoint.parent if options.pretrained is None else Path("runs") / checkpoint.stem
-    out = folder_to_write_to(options.out or beside)
+    out = folder_to_write_to(options.out or _default_folder(options, checkpoint))
     dtype = options.dtype or (config.dtype if config else "float32")
     about = {
         "checkpoint": str(checkpoint),
@@ -123,11 +113,11 @@ def _report(
     points: list[Point],
     out: Path,
 ) -> None:
-    report = about | as_dict(evaluation, names, points)
+    report = about | evaluation.as_dict(names, points)
     if options.json:
         print(json.dumps(report, indent=1))
     else:
-        _print_tables(report, evaluation, points)
+        print_tables(report, evaluation, points)
     # the numbers are on the screen by now, should the folder not take the files
     written = _write(out, report, evaluation, names, points)
     if not options.json:
@@ -149,41 +139,37 @@ def _check_shift(shift: int | None, model: ImageClassifier) -> None:
         raise UsageError(f"`--shift` must be between 1 and {side - 1} pixels, got {shift}")
 
 
-def _source(options: Options) -> tuple[Path, Config | None]:
-    if (options.run_or_checkpoint is None) == (options.pretrained is None):
+def _find_checkpoint(options: Options) -> Path:
+    if (options.model is None) == (options.pretrained is None):
         raise UsageError(
-            "expected either RUN_OR_CHECKPOINT or `--pretrained NAME` (see `capsroute eval --help`)"
+            "expected either MODEL or `--pretrained NAME` (see `capsroute eval --help`)"
         )
-    if options.run_or_checkpoint is not None:
-        return _find(options.run_or_checkpoint)
-    assert options.pretrained is not None
     with as_typed(iterations="--iterations"):
-        return pretrained_path(options.pretrained, options.iterations), None
+        if options.model is not None:
+            return find_checkpoint(options.model, options.iterations)
+        assert options.pretrained is not None
+        return pretrained_path(options.pretrained, options.iterations)
 
 
-def _find(path: Path) -> tuple[Path, Config | None]:
-    """The weights, and the config of the run that they belong to, if any."""
-    path = path.expanduser()
-    if not path.exists():
-        close = nearest_path(path)
-        hint = f"; did you mean {str(close)!r}?" if close else ""
-        if str(path) in list_pretrained():
-            hint = f"; did you mean `--pretrained {path}`?"
-        raise UsageError(f"{path}: no such run or checkpoint{hint}")
-    folder = RunFolder(path if path.is_dir() else path.parent)
-    checkpoint = folder.model if path.is_dir() else path
-    if not checkpoint.is_file():
-        raise UsageError(
-            f"{path} holds no {checkpoint.name}; expected a run's folder (whose run has been "
-            "evaluated once) or a .safetensors file"
-        )
-    of_a_run = checkpoint.name == folder.model.name and folder.config.is_file()
-    return checkpoint, load_config(folder.config) if of_a_run else None
+def _default_folder(options: Options, checkpoint: Path) -> Path:
+    """Beside the weights; for those inside the package, with the runs."""
+    of_the_user = options.model is not None and Path(options.model).expanduser().exists()
+    return checkpoint.parent if of_the_user else Path("runs") / checkpoint.stem
+
+
+def run_config(checkpoint: Path) -> Config | None:
+    """The config of the run that the weights belong to, if any."""
+    folder = RunFolder(checkpoint.parent)
+    if checkpoint.name != folder.model.name or not folder.config.is_file():
+        return None
+    if METADATA_KEY in read_json(folder.config):  # a folder for the hub, whose file it is
+        return None
+    return load_config(folder.config)
 
 
 def _load_model(checkpoint: Path, iterations: int | None) -> ImageClassifier:
     changes = {} if iterations is None else {"iterations": iterations}
-    with as_typed(path="RUN_OR_CHECKPOINT", iterations="--iterations"):
+    with as_typed(path="MODEL", iterations="--iterations"):
         return load_model(checkpoint, **changes)
 
 
@@ -222,41 +208,11 @@ def _is_image_folder(name: str) -> bool:
     return find_idx(Path(name).expanduser(), "train-images-idx3-ubyte") is None
 
 
-def check_fit(model: ImageClassifier, dataset: Dataset, crop: int | None = None) -> None:
-    """Raise if the dataset, its images cropped, is not what the model was built for."""
-    several = dataset.task == "multilabel"
-    if model.task.multilabel != several:
-        kinds = {True: "any number of classes", False: "one class"}
-        raise _misfit(model, dataset, f"predicts {kinds[not several]} per image", kinds[several])
-    theirs = len(dataset.class_names)
-    if model.num_classes != theirs:
-        raise _misfit(model, dataset, f"knows {model.num_classes} classes", str(theirs))
-    if model.in_channels != dataset.channels:
-        takes = f"takes images of {model.in_channels} channels"
-        raise _misfit(model, dataset, takes, str(dataset.channels))
-    size = dataset.image_size if crop is None else (crop, crop)
-    if model.image_size != size:
-        sizes = [f"{height}×{width}" for height, width in (model.image_size, size)]
-        raise _misfit(model, dataset, f"takes images of {sizes[0]} pixels", sizes[1])
-    _check_names(model, dataset)
-
-
-def _misfit(model: ImageClassifier, dataset: Dataset, wants: str, has: str) -> UsageError:
-    return UsageError(
-        f"{model.name} {wants} and the dataset {dataset.name} has {has}; "
-        "choose data that fits with `--data`"
-    )
-
-
-def _check_names(model: ImageClassifier, dataset: Dataset) -> None:
-    """Classes of other names, or in another order, would be measured against each other."""
-    ours, theirs = model.class_names, list(dataset.class_names)
-    # idx files hold no names: the loader calls their classes 0 to 9
-    if ours is None or all(name.isdigit() for name in theirs):
-        return
-    for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        if mine != other:
-            raise _misfit(model, dataset, f"calls class {index} {mine!r}", repr(other))
+def _check_fit(model: ImageClassifier, dataset: Dataset, crop: int | None) -> None:
+    try:
+        check_fit(model, dataset, crop)
+    except ValueError as error:
+        raise UsageError(f"{error}; choose data that fits with `--data`") from error
 
 
 def _choose_split(dataset: Dataset, name: str) -> Split:
@@ -320,60 +276,6 @@ def shifts_up_to(largest: int) -> list[int]:
     """Every pixel up to 8; beyond, eight shifts about evenly spaced."""
     steps = min(8, largest)
     return [round(largest * step / steps) for step in range(1, steps + 1)]
-
-
-def as_dict(evaluation: Evaluation, names: list[str], points: list[Point]) -> dict[str, Any]:
-    """An evaluation as evaluation.json holds it."""
-    return {
-        "images": evaluation.images,
-        "accuracy": evaluation.accuracy,
-        "not_finite": evaluation.not_finite,
-        "classes": [
-            {"name": name, **row._asdict()}
-            for name, row in zip(names, evaluation.classes, strict=True)
-        ],
-        "counts": [row._asdict() for row in evaluation.counts],
-        "confusion": {
-            "labels": [*names, NOTHING] if evaluation.multilabel else names,
-            "rows_true_columns_predicted": evaluation.confusion,
-        },
-        "robustness": [point._asdict() for point in points],
-    }
-
-
-def _print_tables(report: dict[str, Any], evaluation: Evaluation, points: list[Point]) -> None:
-    console = Console(highlight=False)
-    iterations = report["iterations"]
-    plural = "" if iterations == 1 else "s"
-    routing = f", {iterations} routing iteration{plural}" if iterations else ""
-    print(f"{report['model']}{routing}, on {evaluation.images:,} {report['split']} images")
-    what = "every label of an image right" if evaluation.multilabel else "accuracy"
-    print(f"{what}: {evaluation.accuracy:.2f} %")
-    if evaluation.counts:
-        table = _table("labels", "images", "accuracy %")
-        for labels, images, accuracy in evaluation.counts:
-            table.add_row(str(labels), f"{images:,}", f"{accuracy:.2f}")
-        console.print(table)
-    table = _table("class", "images", "recall %", "precision %")
-    for row in report["classes"]:
-        shares = [row["recall"], row["precision"]]
-        cells = ["–" if share is None else f"{share:.2f}" for share in shares]
-        table.add_row(row["name"].replace("[", r"\["), f"{row['support']:,}", *cells)
-    console.print(table)
-    for kind, heading in (("rotation", "rotated by °"), ("shift", "shifted by px")):
-        chosen = [point for point in points if point.kind == kind]
-        table = _table(heading, "accuracy %")
-        for point in chosen:
-            table.add_row(f"{point.value:g}", f"{point.accuracy:.2f}")
-        if chosen:
-            console.print(table)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -54,7 +55,7 @@ class Options:
     """Definition of heat: one of the names in docs/explain.md, such as fields; unless given,
     contribution, or grid where a primary capsule sees more than half of the image."""
     json: bool = False
-    """Print the explanation as JSON too."""
+    """Print the explanation as JSON, with all notes and remarks, instead of a table."""
     separation: Annotated[int | None, optional("N")] = None
     """Measure how well each map separates the digits of N two-digit test images."""
     split: Literal["test", "choice"] = "test"
@@ -95,6 +96,8 @@ def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> 
     assert options.image is not None  # checked
     folder = folder_to_write_to(options.out or Path())
     source = from_stdin() if options.image == STDIN else from_file(Path(options.image).expanduser())
+    stem = Path(source.name).stem
+    png, html = (file_to_write(folder / f"{stem}.explained.{kind}") for kind in ("png", "html"))
     image = read_image(predictor, source)
     if isinstance(image, Broken):
         raise UsageError(f"{source.name}: {image.reason}")
@@ -103,15 +106,29 @@ def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> 
         print(f"{source.name}: {remark}", file=sys.stderr)
     classes = [_class_index(name, predictor.class_names) for name in options.classes]
     explanation = explain_image(model, image, classes or None, map=options.map)
-    stem = Path(source.name).stem
-    files = folder / f"{stem}.explained.png", folder / f"{stem}.explained.html"
-    write_whole(files[0], draw_explanation(explanation, image))
-    write_whole(files[1], page(explanation, image).encode())
+    _write_together(
+        {png: draw_explanation(explanation, image), html: page(explanation, image).encode()}
+    )
     if options.json:
-        print(json.dumps(explanation.as_dict()))
+        print(json.dumps({**explanation.as_dict(), "remark": remark}))
         return
     _print(explanation)
-    print(f"wrote {files[0]}, {files[1]}")
+    print(f"wrote {png}, {html}")
+
+
+def _write_together(files: dict[Path, bytes]) -> None:
+    """Into one folder, all of them or none: old files go only when all new ones are whole."""
+    folder = next(iter(files)).parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".explained.", dir=folder) as aside:
+            for path, data in files.items():
+                write_whole(Path(aside) / path.name, data)
+            for path in files:
+                (Path(aside) / path.name).replace(path)
+    except OSError as error:  # which names the temporary files
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        names = ", ".join(map(str, files))
+        raise OSError(f"could not write {names}: {cause.strerror or cause}") from error
 
 
 def _class_index(name: str, names: list[str]) -> int:

@@ -77,7 +77,7 @@ class Options:
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 64
     """Images at a time."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu or cuda; exported files run on the CPU."""
 
 
 def main(arguments: list[str]) -> None:

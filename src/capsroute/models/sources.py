@@ -5,8 +5,10 @@ from pathlib import Path
 
 from capsroute.models.pretrained import list_pretrained, pretrained_path
 from capsroute.models.registry import list_models
+from capsroute.models.weights import SUFFIX, is_safetensors
 from capsroute.nearest import nearest_path
 
+EXPORTED = (".onnx", ".pt2")
 KINDS = "a run's folder, a checkpoint or a pretrained model"
 
 
@@ -28,10 +30,19 @@ def find_checkpoint(
             )
         return checkpoint
     if path.is_file():
+        _check_kind(path, expected)
         return path
     if str(source) in [*list_pretrained(), *list_models()]:  # which says so where no weights ship
         return pretrained_path(str(source), iterations)
     raise ValueError(f"{source}: no such model; expected {expected}; {_hint(str(source), path)}")
+
+
+def _check_kind(path: Path, expected: str) -> None:
+    """Raise for a file of another kind; weights that are damaged are for their reader to tell."""
+    if path.suffix in EXPORTED:
+        raise ValueError(f"{path} is an exported file; expected {expected}")
+    if path.suffix != SUFFIX and not is_safetensors(path):
+        raise ValueError(f"{path} is not a model; expected {expected}")
 
 
 def _hint(source: str, path: Path) -> str:

@@ -16,6 +16,7 @@ from capsroute.models.base import ImageClassifier
 from capsroute.models.registry import create_model, list_models
 
 METADATA_KEY = "capsroute"
+SUFFIX = ".safetensors"
 
 
 def save_model(
@@ -56,6 +57,15 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
             f"`path` must be a file that capsroute wrote, got {path}: it names no model"
         )
     return json.loads(metadata[METADATA_KEY])
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file has the format, whatever it is called."""
+    try:
+        with safetensors.safe_open(path, "pt"):
+            return True
+    except safetensors.SafetensorError:
+        return False
 
 
 def load_model(source: str | Path, **changes: Any) -> ImageClassifier:
