@@ -1,11 +1,18 @@
 """Figures of matplotlib, which is imported late, and their PNGs."""
 
 import io
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+BOXES = "Last Resort High-Efficiency"  # matplotlib's own: it has a box for every letter
+_log = logging.getLogger("capsroute")
 
 
 def figure(width: float, height: float, *, constrained: bool = True) -> "Figure":
@@ -16,9 +23,61 @@ def figure(width: float, height: float, *, constrained: bool = True) -> "Figure"
 
 
 def png(figure: "Figure", dpi: int = 120) -> bytes:
+    _find_missing_letters(figure)
     data = io.BytesIO()
-    with warnings.catch_warnings():
-        # names in a script that the font lacks show as boxes; nothing to be done about it here
+    with warnings.catch_warnings(), _quiet_about_weights():
+        # letters that no font here has show as boxes, which was told once
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format="png", dpi=dpi)
     return data.getvalue()
+
+
+@contextmanager
+def _quiet_about_weights() -> Iterator[None]:
+    """A font found for its letters may have one weight alone, which matplotlib logs for each."""
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _find_missing_letters(figure: "Figure") -> None:
+    """Take letters that the usual font lacks, such as a class name's 猫, from another one here."""
+    from matplotlib.font_manager import FontProperties, findfont
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    letters = {letter for text in texts for letter in text.get_text() if not letter.isspace()}
+    missing = letters - _letters_of(findfont(FontProperties()))
+    families, missing = _families_with(missing) if missing else ([], missing)
+    for text in texts if families else []:
+        text.set_fontfamily([*text.get_fontfamily(), *families])
+    if missing:
+        shown = "".join(sorted(missing)[:5])
+        _log.warning("no font here has the letters %s: they are drawn as boxes", shown)
+
+
+def _families_with(missing: set[str]) -> tuple[list[str], set[str]]:
+    """Installed fonts that together have the letters, and the letters that none has."""
+    from matplotlib.font_manager import fontManager
+
+    families = []
+    for font in sorted(fontManager.ttflist, key=lambda font: font.name):
+        found = missing & _letters_of(font.fname) if missing and font.name != BOXES else set()
+        if found:
+            families.append(font.name)
+            missing = missing - found
+    return families, missing
+
+
+@cache
+def _letters_of(path: str) -> frozenset[str]:
+    from matplotlib.font_manager import get_font
+
+    try:
+        return frozenset(map(chr, get_font(path).get_charmap()))
+    except (OSError, RuntimeError):  # a font of pictures, such as emoji
+        return frozenset()
