@@ -6,7 +6,8 @@ import json
 import numpy as np
 
 from capsroute.experiments import Preset, preset, presets
-from capsroute.experiments.report import parameters
+from capsroute.experiments.cells import parameters
+from capsroute.experiments.report import TIMINGS, write_report
 from capsroute.models import model_info
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 
@@ -55,6 +56,34 @@ def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, **c
     }
     (folder / "summary.json").write_text(json.dumps(known | (summary or {})))
     return folder
+
+
+def write_diverged(results, experiment, *, seed=0, **changes):
+    """Of a run that was evaluated once, at chance, before its loss was no number any more."""
+    folder = write_evidence(results, experiment, [10.0], seed=seed, **changes)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    names = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit", "dirty")
+    found = {name: summary[name] for name in names} | {"error": "the loss is not finite in step 11"}
+    (folder / "diverged.json").write_text(json.dumps(found))
+    return folder
+
+
+def report(results):
+    """RESULTS.md beside the results, written and read."""
+    write_report(results, results.parent, results.parent / TIMINGS)
+    return (results.parent / "RESULTS.md").read_text()
+
+
+def row_of(text, experiment):
+    """The cells of an experiment's row in the first table that has it, by heading."""
+    lines = text.splitlines()
+    names = [line.split("|")[1].strip().strip("[").split("]")[0] for line in lines if "|" in line]
+    rows = [line for line in lines if "|" in line]
+    index = names.index(experiment)
+    heading = max(i for i, name in enumerate(names[:index]) if name == "experiment")
+    cells = [[cell.strip() for cell in rows[i].strip("|").split("|")] for i in (heading, index)]
+    return dict(zip(*cells, strict=True))
 
 
 def register_tiny(monkeypatch, root, **changes):

@@ -7,7 +7,7 @@ import pytest
 
 from capsroute.experiments import list_experiments
 from capsroute.experiments.reproduce import reproduce as reproduce_one
-from small_experiments import register_tiny, write_evidence
+from small_experiments import register_tiny, write_diverged, write_evidence
 
 CPU = ("--device", "cpu")
 
@@ -88,6 +88,17 @@ def test_list_shows_every_experiment(run, tmp_path, tiny):
     line = next(line for line in out.splitlines() if "inverted_resnet_cifar10_r2" in line)
     assert "95.14" in line and "not run" in line
     assert "cnn_cifar10" not in out
+
+
+def test_list_shows_what_diverged(run, tmp_path):
+    write_diverged(tmp_path / "results", "fast_cifar10")
+    write_evidence(tmp_path / "results", "fast_cifar100", [77.0])
+    write_diverged(tmp_path / "results", "fast_cifar100", seed=1)
+    _, out, _ = run("reproduce", "--list", "fast_*")
+    line = next(line for line in out.splitlines() if "fast_cifar10 " in line)
+    assert line.count(" diverged ") == 3 and "seed 0 diverged" in line
+    line = next(line for line in out.splitlines() if "fast_cifar100 " in line)
+    assert line.count("77.00") == 2 and "seed 0 done; seed 1 diverged" in line
 
 
 def test_list_shows_what_was_cut(run, tiny):

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from capsroute import create_model
+from capsroute import create_model, losses
 from capsroute.experiments import list_experiments, preset
 from capsroute.experiments.presets import MOST_EPOCHS, limit_epochs
 from capsroute.experiments.tables import all_tables, cifar, iterations, multimnist
 from capsroute.models import model_info
+from capsroute.models.backbones import GhostBatchNorm2d
+from capsroute.train.step import choose_loss
 
 
 def test_the_papers_experiments_are_all_there():
@@ -45,8 +48,7 @@ def test_a_preset_fits_its_model_and_data(name):
     config = chosen.config
     info = model_info(config.model.model)
     assert config.data.data == info.dataset
-    with torch.device("meta"):
-        model = create_model(config.model.model, **config.model.options())
+    model = built(config)
     expected = config.model.iterations
     assert model.iterations == (info.task.iterations if expected is None else expected)
     if expected is not None and not name.startswith("fast_"):
@@ -58,18 +60,81 @@ def test_a_preset_fits_its_model_and_data(name):
             assert chosen.paper_accuracy == info.paper_accuracy
 
 
-def test_the_papers_recipes():
-    inverted = preset("inverted_resnet_cifar10_r2").config
-    assert (inverted.optim.optimizer, inverted.optim.lr) == ("sgd", 0.1)
-    assert (inverted.optim.momentum, inverted.optim.weight_decay) == (0.9, 5e-4)
-    assert inverted.optim.milestones == (150, 250) and inverted.model.bn_group == 16
-    assert inverted.data.padding == 4 and inverted.data.flip
-    assert (inverted.epochs, inverted.dtype, inverted.eval_every) == (350, "bfloat16", 0)
-    assert preset("dynamic_simple_cifar10_r1").config.optim.lr == 1e-3
-    assert preset("em_simple_cifar10_r2").config.optim.lr == 1e-2
-    digits = preset("dynamic_vector_multimnist_r3").config
-    assert (digits.optim.optimizer, digits.optim.lr) == ("sgd", 0.1)
-    assert digits.data.padding == 0 and not digits.data.flip
+SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 5e-4}
+DYNAMIC = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}
+EM = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 0.0}
+STEPS = {"lr_schedule": "step", "milestones": (150, 250), "warmup": 0.0}
+PLAIN = {"label_smoothing": 0.0, "ema": 0.0, "clip": 0.0, "accumulate": 1, "capsule_decay": None}
+CIFAR = {"padding": 4, "flip": True, "cutout": 0, "cutmix": 0.0, "crop": None, "validation": 0.0}
+DIGITS = CIFAR | {"padding": 0, "flip": False}
+
+PAPER = sorted({row.experiment for t in (cifar(), iterations(), multimnist()) for row in t.rows})
+
+
+def fields(part, expected):
+    return {name: getattr(part, name) for name in expected}
+
+
+def built(config):
+    with torch.device("meta"):
+        return create_model(config.model.model, **config.model.options())
+
+
+def test_the_paper_has_49_experiments():
+    assert len(PAPER) == 49
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_optimisers(name):
+    """Appendix A.1 for CIFAR; on DiverseMultiMNIST all models have the same."""
+    routing = name.partition("_")[0]
+    own = SGD if "multimnist" in name else {"dynamic": DYNAMIC, "em": EM}.get(routing, SGD)
+    expected = own | STEPS | PLAIN
+    assert fields(preset(name).config.optim, expected) == expected
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_lengths_and_images(name):
+    config = preset(name).config
+    assert (config.epochs, config.steps, config.batch_size) == (350, None, 128)
+    assert (config.dtype, config.eval_every, config.sync_bn) == ("bfloat16", 0, False)
+    expected = DIGITS if "multimnist" in name else CIFAR
+    assert fields(config.data, expected) == expected
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_batch_norms_see_16_images(name):
+    """8 GPUs and batches of 128, for all models: where there is no BatchNorm there is no group."""
+    config = preset(name).config
+    norms = [module for module in built(config).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert config.model.bn_group == (16 if norms else None)
+    assert all(isinstance(norm, GhostBatchNorm2d) and norm.group == 16 for norm in norms)
+    simple = name.startswith(("inverted_simple", "dynamic_simple"))
+    digits = "multimnist" in name and not name.startswith("cnn")
+    assert bool(norms) == (not simple and not digits)  # as the appendix has them
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_losses(name):
+    config = preset(name).config
+    several = "multimnist" in name
+    classification = losses.binary_cross_entropy if several else losses.cross_entropy
+    published = {"dynamic": losses.margin, "em": losses.spread}
+    expected = published.get(name.partition("_")[0], classification)
+    scores = torch.rand(4, 10, generator=torch.Generator().manual_seed(0))
+    targets = torch.eye(10)[:4] if several else torch.arange(4)
+    chosen = choose_loss(config.optim, built(config))
+    assert torch.equal(chosen(scores, targets, 0.0), expected(scores, targets))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_iterations(name):
+    """Those of the name; a model that does not route has none."""
+    _, _, count = name.rpartition("_r")
+    routed = int(count) if count.isdigit() else None
+    config = preset(name).config
+    assert config.model.iterations == built(config).iterations == routed
+    assert (routed is None) == name.startswith(("cnn", "resnet18"))
 
 
 def test_ablations_are_what_their_letters_say():

@@ -1,6 +1,5 @@
 """RESULTS.md from evidence alone, and the checks that keep it and the README honest."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -8,16 +7,17 @@ import pytest
 from PIL import Image
 
 from capsroute.bench import Case, Row, Timing, append_row
-from capsroute.experiments import preset
 from capsroute.experiments.check import check, check_markers
 from capsroute.experiments.costs import Costs
 from capsroute.experiments.evidence import Spread, read_all
 from capsroute.experiments.figures import drawn_from
-from capsroute.experiments.report import FIGURES, TIMINGS, Measured, write_report
+from capsroute.experiments.presets import preset
+from capsroute.experiments.report import FIGURES, TIMINGS, Measured, figures
 from capsroute.experiments.tables import all_tables
-from small_experiments import write_evidence
+from small_experiments import report, row_of, write_diverged, write_evidence
 
 ROOT = Path(__file__).parents[2]
+EPOCHS = preset("fast_cifar10").config.epochs
 PLACES = dict.fromkeys(
     ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty"), "x"
 )
@@ -32,51 +32,12 @@ def write_timings(path):
             append_row(path, Row(case, timing, compiled=True, checked=True, where=PLACES))
 
 
-@pytest.fixture
-def results(tmp_path):
-    folder = tmp_path / "results"
-    for seed, accuracies in enumerate(([94.0, 94.9, 94.4], [94.2, 94.7, 94.8], [93.0, 94.4, 94.3])):
-        write_evidence(folder, "inverted_resnet_cifar10_r2", accuracies, seed=seed)
-    write_evidence(folder, "inverted_simple_cifar10_r2", [80.0, 85.1])
-    return folder
-
-
-def report(results):
-    write_report(results, results.parent, results.parent / TIMINGS)
-    return (results.parent / "RESULTS.md").read_text()
-
-
-def row(text, experiment):
-    """The cells of an experiment's row in the first table that has it, by heading."""
-    lines = text.splitlines()
-    names = [line.split("|")[1].strip().strip("[").split("]")[0] for line in lines if "|" in line]
-    rows = [line for line in lines if "|" in line]
-    index = names.index(experiment)
-    heading = max(i for i, name in enumerate(names[:index]) if name == "experiment")
-    cells = [[cell.strip() for cell in rows[i].strip("|").split("|")] for i in (heading, index)]
-    return dict(zip(*cells, strict=True))
-
-
-def test_last_and_best_epochs_stand_apart_with_mean_and_spread(results):
-    cells = row(report(results), "inverted_resnet_cifar10_r2")
-    assert cells["last epoch"] == "94.50 ± 0.26 (n = 3)"
-    assert cells["best test epoch"] == "94.70 ± 0.26 (n = 3)"
-    assert cells["paper"] == "95.14" and cells["params"] == "1,828,817"
-    assert cells["against"] == "▼ −0.44; ▼ −0.15 (authors' average 94.85)"
-    assert cells["training"] == "0.1 min on H200"
-
-
-def test_one_seed_has_no_spread_and_more_than_the_paper_no_mark(results):
-    cells = row(report(results), "inverted_simple_cifar10_r2")
-    assert cells["best test epoch"] == "85.10 (n = 1)" and cells["against"] == "+0.05"
-
-
 def test_every_row_is_there_and_none_is_blank(results):
     text = report(results)
     assert "Of the paper's 49 experiments, 2 have been run." in text
     for table in all_tables():
         for wanted in table.rows:
-            cells = row(text, wanted.experiment)
+            cells = row_of(text, wanted.experiment)
             assert all(cells.values())
             done = wanted.experiment in ("inverted_resnet_cifar10_r2", "inverted_simple_cifar10_r2")
             assert (cells["last epoch"] == "not run yet") == (not done)
@@ -88,27 +49,39 @@ def test_nothing_has_been_run(tmp_path):
     assert "0 have been run" in text and "png" not in text
 
 
-def test_runs_that_depart_from_their_preset_are_shown_and_not_counted(results):
-    write_evidence(results, "inverted_resnet_cifar10_r2", [99.0], seed=7, epochs=10)
-    text = report(results)
-    assert row(text, "inverted_resnet_cifar10_r2")["best test epoch"] == "94.70 ± 0.26 (n = 3)"
-    assert "`inverted_resnet_cifar10_r2`, seed 7: `epochs` is 10 there and 350 here" in text
+def iteration_figure(results):
+    measured = Measured.read(results, results.parent / TIMINGS)
+    (figure,) = [figure for figure in figures(measured) if figure.name == "iterations"]
+    return figure
 
 
-def test_the_models_own_iterations_may_be_written_out(results):
-    model = dataclasses.replace(preset("inverted_small_multimnist").config.model, iterations=2)
-    write_evidence(results, "inverted_small_multimnist", [70.0], model=model)
-    text = report(results)
-    assert row(text, "inverted_small_multimnist")["last epoch"] == "70.00 (n = 1)"
+def crosses(axis):
+    """Where they are, and their colours."""
+    marked = [line for line in axis.get_lines() if line.get_marker() == "x"]
+    return [(*line.get_xdata(), *line.get_ydata(), line.get_color()) for line in marked]
 
 
-def test_runs_that_diverged_are_counted_as_that(results):
-    folder = write_evidence(results, "inverted_simple_cifar10_r2", [10.0], seed=1)
-    (folder / "summary.json").rename(folder / "diverged.json")
-    text = report(results)
-    cells = row(text, "inverted_simple_cifar10_r2")
-    assert cells["last epoch"] == "85.10 (n = 1, 1 diverged)"
-    assert check(results, results.parent, results.parent / TIMINGS) == []
+def test_the_iteration_figure_has_a_cross_at_chance_for_each_seed_that_diverged(results):
+    figure = iteration_figure(results)
+    assert crosses(figure.draw(figure.data).axes[0]) == []
+    for seed in (0, 1):
+        write_diverged(results, "inverted_simple_cifar10_a_r5", seed=seed)
+    write_diverged(results, "inverted_simple_cifar10_r2", seed=1)
+    write_diverged(results, "inverted_simple_cifar10_r2", seed=2, epochs=10)  # another recipe
+    figure = iteration_figure(results)
+    assert figure.data["inverted A (no LayerNorm)"]["ours"] == []
+    assert figure.data["inverted"]["ours"] == [(2, 85.1, 0.0)]
+    whole, detail = figure.draw(figure.data).axes
+    (x1, *alone), (x2, *first), (x3, *second) = crosses(whole)
+    assert (x1, *alone) == (2, 10.0, "C5") and first == second == [10.0, "C2"]
+    assert x2 < 5 < x3 and x3 - x2 < 0.5  # beside each other
+    assert crosses(detail) == [] and "diverged" in whole.get_legend().get_title().get_text()
+
+
+def test_the_iteration_figure_of_diverged_runs_alone(tmp_path):
+    write_diverged(tmp_path / "results", "em_simple_cifar10_r5")
+    figure = iteration_figure(tmp_path / "results")
+    assert len(crosses(figure.draw(figure.data).axes[0])) == 1
 
 
 def test_figures_are_drawn_where_there_are_numbers(results):
@@ -211,7 +184,7 @@ class TestCheck:
             (lambda f: (f / "state.pt").touch(), "state.pt is no part of the evidence"),
             (lambda f: f.rename(f.with_name("first")), "must be called seed<k>"),
             (lambda f: f.parent.rename(f.parents[1] / "mine"), "no preset is called mine"),
-            (lambda f: drop_last_line(f / "metrics.jsonl"), "must end at 210"),
+            (lambda f: drop_last_line(f / "metrics.jsonl"), f"must end at {EPOCHS}"),
             (lambda f: repeat_lines(f / "metrics.jsonl"), "none twice"),
         ],
     )
@@ -265,6 +238,21 @@ def test_numbers_in_a_page(results, tmp_path, text, problem):
     found = check_markers(page, Measured(read_all(results), Costs(tmp_path, {}), {}, {}), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]
+
+
+def test_the_mean_of_the_seeds_that_did_not_diverge_is_no_number_for_a_page(results, tmp_path):
+    write_diverged(results, "inverted_resnet_cifar10_r2", seed=3)
+    measured = Measured(read_all(results), Costs(tmp_path, {}), {}, {})
+    page = tmp_path / "page.md"
+    marker = "We get <!-- results: inverted_resnet_cifar10_r2 test_accuracy_best {} %"
+    page.write_text(marker.format("mean -->94.70"))
+    (problem,) = check_markers(page, measured, results)
+    assert "seed 3 diverged" in problem
+    page.write_text(marker.format("seed1 -->94.80"))
+    assert check_markers(page, measured, results) == []
+    page.write_text(marker.format("seed3 -->10.00"))
+    (problem,) = check_markers(page, measured, results)
+    assert "no such results" in problem
 
 
 def test_evidence_of_a_changed_tree_is_none(results):

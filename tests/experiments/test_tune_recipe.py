@@ -1,6 +1,7 @@
 """tools/tune_recipe.py: which runs it plans, and that none starts before all are known to fit."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ def started(tool, monkeypatch):
 
     def run(config, change):
         configs.append(config)
-        row = {"change": change or "as it is", "epochs": config.epochs, "seed": config.seed}
+        row = {"change": change or "as it is", "config": tool.digest(config)}
         return dict.fromkeys(tool.COLUMNS, "") | row | {"val_accuracy": 90.0}
 
     monkeypatch.setattr(tool, "run", run)
@@ -44,6 +45,16 @@ def test_changes_are_tried_once_on_a_validation_split(tool, started, monkeypatch
     assert {(each.data.validation, each.epochs) for each in started} == {(0.2, 7)}
     rows = (tmp_path / "fast_cifar10.csv").read_text().splitlines()
     assert len(rows) == 3 and rows[2].startswith(change)
+
+
+def test_as_it_is_means_another_run_once_the_preset_has_changed(
+    tool, started, monkeypatch, tmp_path
+):
+    call(tool, monkeypatch, tmp_path)
+    other = replace(preset("fast_cifar10").config, batch_size=64)
+    monkeypatch.setattr(tool, "preset", lambda name: replace(preset(name), config=other))
+    call(tool, monkeypatch, tmp_path)
+    assert [config.batch_size for config in started] == [128, 64]
 
 
 @pytest.mark.parametrize(

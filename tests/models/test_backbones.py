@@ -1,4 +1,4 @@
-"""Ghost BatchNorm is DataParallel's BatchNorm: a replica for each group of images."""
+"""Ghost BatchNorm is, for whole batches, DataParallel's BatchNorm: a replica for each group."""
 
 import copy
 
@@ -6,14 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from capsroute import create_model
+from capsroute import create_model, list_models
+from capsroute.models import model_info
 from capsroute.models.backbones import GhostBatchNorm2d
+from capsroute.models.weights import load_model, read_metadata, save_model
 
 
-def replicas(norm, images, group):
-    """What DataParallel does: each chunk by itself; the first replica's buffers survive."""
+def replicas(norm, chunks):
+    """Each chunk through a replica of its own; the first one's buffers survive.
+
+    DataParallel does that to `images.chunk(devices)`, ghost BatchNorm to `images.split(group)`.
+    The two are the same for a batch of devices · group images; where fewer are left, DataParallel
+    makes smaller chunks of them, and ghost BatchNorm fewer groups.
+    """
     outputs = []
-    for index, chunk in enumerate(images.split(group)):
+    for index, chunk in enumerate(chunks):
         replica = copy.deepcopy(norm)
         replica.weight, replica.bias = norm.weight, norm.bias  # their gradients are added
         outputs.append(replica(chunk))
@@ -31,7 +38,7 @@ def test_groups_are_normalised_by_themselves(batch):
     nn.init.normal_(norm.bias)
     ghost = GhostBatchNorm2d(5, 4).double()
     ghost.load_state_dict(norm.state_dict())
-    expected, survivor = replicas(norm, images, 4)
+    expected, survivor = replicas(norm, images.split(4))
     actual = ghost(images)
     torch.testing.assert_close(actual, expected)
     cotangent = torch.randn_like(expected)
@@ -42,6 +49,20 @@ def test_groups_are_normalised_by_themselves(batch):
     for key, value in survivor.state_dict().items():
         torch.testing.assert_close(ghost.state_dict()[key], value, msg=key)
     torch.testing.assert_close(ghost.eval()(images), survivor.eval()(images))
+
+
+def test_a_whole_batch_is_cut_as_the_authors_8_gpus_did_and_the_last_one_is_not():
+    """80 images are left at the end of an epoch of CIFAR: 8 times 10 there, 5 times 16 here."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3)
+    whole, last = torch.randn(128, 3, 2, 2), torch.randn(80, 3, 2, 2)
+    assert [len(chunk) for chunk in last.chunk(8)] == [10] * 8
+    for images, same in ((whole, True), (last, False)):
+        ghost = GhostBatchNorm2d(3, 16)
+        normed = ghost(images)
+        theirs, survivor = replicas(norm, images.chunk(8))
+        assert torch.allclose(normed, theirs, atol=1e-5) == same
+        assert torch.allclose(ghost.running_mean, survivor.running_mean) == same
 
 
 # torch's own internals warn while tracing
@@ -71,11 +92,56 @@ def test_channels_stay_last_there_and_back():
     assert gradients[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_bn_group_is_an_option_of_the_resnet_backbone():
-    model = create_model("inverted_resnet_cifar10", bn_group=2)
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms and all(isinstance(m, GhostBatchNorm2d) and m.group == 2 for m in norms)
-    plain = create_model("inverted_resnet_cifar10")
-    assert plain.state_dict().keys() == model.state_dict().keys()
+def on_meta(name, **options):
+    with torch.device("meta"):
+        return create_model(name, **options)
+
+
+def batch_norms(model):
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_bn_group_is_an_option_where_there_is_batch_norm(name):
+    plain = on_meta(name)
+    assert not any(isinstance(norm, GhostBatchNorm2d) for norm in batch_norms(plain))
+    if not batch_norms(plain):
+        with pytest.raises(ValueError, match=f"{name} has no option `bn_group`"):
+            on_meta(name, bn_group=16)
+        return
+    grouped = on_meta(name, bn_group=16)
+    assert all(isinstance(m, GhostBatchNorm2d) and m.group == 16 for m in batch_norms(grouped))
+    shapes, expected = ({k: v.shape for k, v in m.state_dict().items()} for m in (grouped, plain))
+    assert list(shapes.items()) == list(expected.items())
+    weights = sum(parameter.numel() for parameter in grouped.parameters())
+    assert weights == model_info(name).parameters
     with pytest.raises(ValueError, match="`bn_group` must be at least 1, got 0"):
-        create_model("inverted_resnet_cifar10", bn_group=0)
+        on_meta(name, bn_group=0)
+
+
+@pytest.mark.parametrize("name", ["em_simple_cifar10", "inverted_resnet_cifar10", "cnn_cifar10"])
+def test_groups_matter_in_training_alone(name):
+    torch.manual_seed(0)
+    grouped, plain = create_model(name, bn_group=2), create_model(name)
+    plain.load_state_dict(grouped.state_dict())
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(grouped.eval()(images), plain.eval()(images))
+        assert not torch.allclose(grouped.train()(images), plain.train()(images))
+
+
+def test_a_file_names_the_groups_it_was_trained_with(tmp_path):
+    grouped, plain = (
+        create_model("em_simple_cifar10", bn_group=16),
+        create_model("em_simple_cifar10"),
+    )
+    paths = [tmp_path / "grouped.safetensors", tmp_path / "plain.safetensors"]
+    for model, path in zip((grouped, plain), paths, strict=True):
+        save_model(model, path)
+    assert [read_metadata(path)["config"] for path in paths] == [{"bn_group": 16}, {}]
+    assert [norm.group for norm in batch_norms(load_model(paths[0]))] == [16]
+    for again in (load_model(paths[1]), load_model(paths[0], bn_group=None)):
+        assert not any(isinstance(norm, GhostBatchNorm2d) for norm in batch_norms(again))
+    images = torch.rand(2, 3, 32, 32)
+    again = load_model(paths[0])
+    assert torch.equal(again.eval()(images), grouped.eval()(images))

@@ -66,7 +66,7 @@ class Options:
     """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32.
     bfloat16 on a GPU and float32 on a CPU unless given."""
     bn_group: Annotated[int | None, optional("N")] = None
-    """Images that a BatchNorm group sees (ResNet backbones)."""
+    """Images that a BatchNorm group sees (models with BatchNorm)."""
     impl: Literal["auto", "triton", "tiled"] = "auto"
     """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
     backbone: Annotated[str | None, optional("timm/NAME")] = None

@@ -19,7 +19,7 @@ from capsroute.cli.errors import UsageError
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import make_reporter
 from capsroute.experiments import preset
-from capsroute.experiments.evidence import Result, read_all, spread
+from capsroute.experiments.evidence import Result, diverged, read_all, spread
 from capsroute.experiments.reproduce import Job, jobs, reproduce, select
 from capsroute.experiments.slurm import Cluster, submit
 from capsroute.experiments.tables import all_tables
@@ -177,11 +177,12 @@ def _listing(
     for name in names:
         runs = results.get(name, [])
         paper = preset(name).paper_accuracy
+        missing = "diverged" if diverged(runs) else "–"
         ours = [spread(runs, f"test_accuracy_{epoch}") for epoch in ("last", "best")]
         table.add_row(
             name,
             "–" if paper is None else f"{paper:.2f}",
-            *("–" if value is None else str(value) for value in ours),
+            *(missing if value is None else str(value) for value in ours),
             _seeds(name, runs, options),
         )
     return table

@@ -3,17 +3,19 @@
 import re
 from pathlib import Path
 
+from capsroute.experiments.cells import parameters
 from capsroute.experiments.costs import look_up
 from capsroute.experiments.evidence import (
     DIVERGED,
     Result,
+    diverged,
     find_evidence,
     read_evidence,
     spread,
 )
 from capsroute.experiments.figures import drawn_from
 from capsroute.experiments.presets import list_experiments
-from capsroute.experiments.report import FIGURES, Measured, figures, parameters, results_text
+from capsroute.experiments.report import FIGURES, Measured, figures, results_text
 from capsroute.models import model_info
 
 NAMED = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit")
@@ -184,6 +186,9 @@ def _result(
     if statistic.startswith("seed"):
         runs = [run for run in runs if run.folder.name == statistic]
         statistic = "mean"
+    elif failed := diverged(runs):
+        seeds = " ".join(str(run.seed) for run in failed)
+        raise ValueError(f"seed {seeds} diverged, so name the others one by one")
     try:
         value = getattr(spread(runs, field), statistic, None)
     except KeyError:

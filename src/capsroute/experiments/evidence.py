@@ -111,15 +111,15 @@ def find_evidence(results: Path) -> list[Path]:
 def read_evidence(folder: Path) -> Result:
     """One run's evidence, or a ValueError that names the file."""
     seed_of(folder)
-    summary, diverged = folder / "summary.json", folder / DIVERGED
-    if not summary.is_file() and not diverged.is_file():
-        raise ValueError(f"{folder} must hold {summary.name} (or {diverged.name})")
+    summary, failed = folder / "summary.json", folder / DIVERGED
+    if not summary.is_file() and not failed.is_file():
+        raise ValueError(f"{folder} must hold {summary.name} (or {failed.name})")
     metrics = _read_lines(folder / "metrics.jsonl")
     if summary.is_file() and not metrics:
         raise ValueError(f"{folder} must hold metrics.jsonl, a line for every evaluation")
-    ended = summary if summary.is_file() else diverged
+    ended = summary if summary.is_file() else failed
     config = load_config(folder / "config.json")
-    return Result(folder, config, metrics, read_json(ended), diverged=ended == diverged)
+    return Result(folder, config, metrics, read_json(ended), diverged=ended == failed)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -142,6 +142,11 @@ def read_all(results: Path) -> dict[str, list[Result]]:
 def counted(runs: Iterable[Result]) -> list[Result]:
     """The runs that count for an experiment: finished, with its preset's config."""
     return [run for run in runs if not run.diverged and not run.departures()]
+
+
+def diverged(runs: Iterable[Result]) -> list[Result]:
+    """The runs that would count, had their loss stayed a number: averages are without them."""
+    return [run for run in runs if run.diverged and not run.departures()]
 
 
 def spread(runs: Iterable[Result], field: str) -> Spread | None:

@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,10 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
 
 
 def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Accuracy against iterations, the paper's dashed and ours solid; right, the top in detail."""
+    """Accuracy against iterations, the paper's dashed and ours solid; right, the top in detail.
+
+    A cross for each seed that diverged, at what chance would get.
+    """
     figure = drawing.figure(10.0, 4.2)
     whole, detail = figure.subplots(1, 2)
     for index, (routing, lines) in enumerate(routings.items()):
@@ -102,8 +105,23 @@ def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
         axis.set(xlabel="routing iterations", ylabel="best test epoch, %", xticks=range(1, 6))
         axis.grid(alpha=0.3)
     detail.set(ylim=(79, 87))
-    whole.legend(frameon=False, fontsize=8, title="solid: ours, dashed: the paper's")
+    crosses = _draw_diverged(whole, [lines["diverged"] for lines in routings.values()])
+    title = "solid: ours, dashed: the paper's" + (
+        "\n×: a seed that diverged, at chance" if crosses else ""
+    )
+    whole.legend(frameon=False, fontsize=8, title=title, title_fontsize=8)
     return figure
+
+
+def _draw_diverged(axis: Any, routings: Sequence[Sequence[Sequence[float]]]) -> int:
+    """A cross for each point (iterations, accuracy), in its routing's colour; how many."""
+    crosses = sorted((*point, index) for index, points in enumerate(routings) for point in points)
+    for _, group in groupby(crosses, key=lambda cross: cross[0]):
+        beside = list(group)  # seeds that end alike: side by side, or they would look like one
+        for place, (count, accuracy, index) in enumerate(beside):
+            x = count + 0.12 * (place - (len(beside) - 1) / 2)
+            axis.plot(x, accuracy, "x", color=f"C{index}", ms=7, mew=1.8)
+    return len(crosses)
 
 
 def cost(shown: Mapping[str, Any]) -> Any:

@@ -129,12 +129,14 @@ def inverted_small_multimnist_r4() -> Config:
     return _small_multimnist(4)
 
 
-def _fast(data: str) -> Config:
+def _fast(data: str, epochs: int) -> Config:
     return Config(
         model=ModelConfig(f"inverted_resnet_{data}", 2),
-        data=DataConfig(data, padding=4, flip=True, cutout=8),
-        optim=OptimConfig(nesterov=True, lr_schedule="cosine", warmup=0.1, label_smoothing=0.1),
-        epochs=210,
+        data=DataConfig(data, padding=4, flip=True, cutout=8, cutmix=0.5),
+        optim=OptimConfig(
+            nesterov=True, lr_schedule="cosine", warmup=0.1, label_smoothing=0.1, capsule_decay=0.0
+        ),
+        epochs=epochs,
         dtype="bfloat16",
         checkpoint_every=10 * 391,
     )
@@ -142,17 +144,21 @@ def _fast(data: str) -> Config:
 
 @register
 def fast_cifar10() -> Config:
-    """Our own recipe for the paper's best model on CIFAR-10.
+    """Our own recipe for the paper's best model on CIFAR-10, cut to four minutes on an H200.
 
-    A first, untuned attempt; a prototype ended at 95.16 % after 268 s of training on one H200.
+    Chosen on a fifth of the training images, held back (results/tuning): of what was tried,
+    CutMix of every other image gained most, no weight decay of what routes next.
     """
-    return _fast("cifar10")
+    return _fast("cifar10", epochs=190)
 
 
 @register
 def fast_cifar100() -> Config:
-    """Our own recipe for the paper's best model on CIFAR-100; untuned, as fast_cifar10 is."""
-    return _fast("cifar100")
+    """Our own recipe for the paper's best model on CIFAR-100, cut to eight minutes on an H200.
+
+    That of fast_cifar10, for longer; nothing was tried on CIFAR-100.
+    """
+    return _fast("cifar100", epochs=300)
 
 
 @register

@@ -1,12 +1,10 @@
 """RESULTS.md and its figures, from the committed evidence and timings alone."""
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
+from capsroute.experiments.cells import NOT_RUN, experiment_row, listed, row_headings
 from capsroute.experiments.costs import (
     ROUTING,
     Costs,
@@ -15,17 +13,15 @@ from capsroute.experiments.costs import (
     read_costs,
     step_table,
 )
-from capsroute.experiments.evidence import Result, Spread, counted, read_all, spread
+from capsroute.experiments.evidence import Result, counted, diverged, read_all, spread
 from capsroute.experiments.figures import Figure, convergence, cost, iterations, settling
 from capsroute.experiments.movement import SHOWN, read_movements
 from capsroute.experiments.presets import preset
 from capsroute.experiments.sharpness import read_sharper
-from capsroute.experiments.tables import ITERATIONS, ROUTINGS, Row, Table, all_tables
+from capsroute.experiments.tables import ITERATIONS, ROUTINGS, Table, all_tables
 from capsroute.files import write_whole
-from capsroute.models import create_model
-from capsroute.train.config import ModelConfig
+from capsroute.models import model_info
 
-NOT_RUN = "not run yet"
 NUMBERS = (
     *("params", "paper", "last epoch", "best test epoch", "iterations", "seed"),
     *("batch", "ms", "÷ backbone", "peak MiB", "images/s"),
@@ -47,7 +43,10 @@ compares the two. Do not edit.
   mixed.
 - **Against**: our mean of best test epochs less the paper's number, and ▼ where we fall short. The
   paper prints the best of several runs. The authors' own averages, not in the paper, are compared
-  where they are known.
+  where they are known. A row with a seed that diverged is compared with neither: its mean is that
+  of the other seeds.
+- A run **diverged** when its loss was no number any more. It has no accuracy and is in no mean; how
+  many did stands beside it.
 - Time is that of training, evaluations left out, on the device named.
 """
 
@@ -73,7 +72,8 @@ def results_text(measured: Measured, figures: Sequence[Figure]) -> str:
     drawn = {figure.name: figure for figure in figures}
     sections = [INTRODUCTION, _progress(evidence)]
     for table in all_tables():
-        section = [f"## {table.title}", _markdown(_headings(table), _rows(table, evidence))]
+        rows = [experiment_row(row, evidence.get(row.experiment, [])) for row in table.rows]
+        section = [f"## {table.title}", _markdown(row_headings(table), rows)]
         names = [f"convergence_{table.key}", table.key]
         section += [_picture(drawn[name]) for name in names if name in drawn]
         sections.append("\n\n".join(section))
@@ -104,17 +104,13 @@ def _memory(costs: Costs) -> str:
         return ""
     devices = {row["device"] for case, row in costs.rows.items() if case.mode == ROUTING}
     text = (
-        f"Forward and backward pass through the capsule layers alone on {_listed(devices)}, "
+        f"Forward and backward pass through the capsule layers alone on {listed(devices)}, "
         "bfloat16, nothing compiled, in MiB (`python benchmarks/memory.py`, "
         "`benchmarks/memory.csv`): the peak beside the poses that all iterations make and the "
         "votes that one iteration would store; reference stores them, as the formula reads. –: "
         "not measured, too large."
     )
     return "\n\n".join(["### Memory of the routing", text, _markdown(headings, rows)])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(sorted(names))
 
 
 def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figure]) -> str:
@@ -169,64 +165,6 @@ def _progress(evidence: Evidence) -> str:
     ended = [name for name in printed if evidence.get(name)]
     verb = "has" if len(ended) == 1 else "have"
     return f"Of the paper's {len(printed)} experiments, {len(ended)} {verb} been run."
-
-
-def _headings(table: Table) -> list[str]:
-    ours = ["last epoch", "best test epoch", "against", "training"]
-    return ["experiment", *table.headings, "params", "paper", *ours]
-
-
-def _rows(table: Table, evidence: Evidence) -> list[list[str]]:
-    return [_row(row, evidence.get(row.experiment, [])) for row in table.rows]
-
-
-def _row(row: Row, runs: list[Result]) -> list[str]:
-    chosen = preset(row.experiment)
-    last, best = (spread(runs, f"test_accuracy_{epoch}") for epoch in ("last", "best"))
-    paper = "–" if chosen.paper_accuracy is None else f"{chosen.paper_accuracy:.2f}"
-    name = f"[{row.experiment}](results/{row.experiment})" if runs else row.experiment
-    params = parameters(chosen.config.model)
-    ours = [_number(last, runs), _number(best, runs)]
-    against = _against(best, chosen.paper_accuracy, chosen.authors_average)
-    return [name, *row.cells, f"{params:,}", paper, *ours, against, _time(counted(runs))]
-
-
-@functools.cache
-def parameters(model: ModelConfig) -> int:
-    """Learned numbers of a model, which is built for its shapes alone."""
-    with torch.device("meta"):
-        built = create_model(model.model, **model.options())
-    return sum(parameter.numel() for parameter in built.parameters())
-
-
-def _number(value: Spread | None, runs: Iterable[Result]) -> str:
-    diverged = sum(run.diverged for run in runs)
-    failed = f"{diverged} diverged" if diverged else ""
-    if value is None:
-        return failed or NOT_RUN
-    return f"{value} (n = {value.n}{', ' * bool(failed)}{failed})"
-
-
-def _against(best: Spread | None, paper: float | None, average: float | None) -> str:
-    if best is None:
-        return "–"
-    parts = [] if paper is None else [_difference(best.mean, paper)]
-    if average is not None:
-        parts.append(f"{_difference(best.mean, average)} (authors' average {average:.2f})")
-    return "; ".join(parts) or "–"
-
-
-def _difference(ours: float, theirs: float) -> str:
-    difference = round(ours - theirs, 2)
-    return f"▼ −{-difference:.2f}" if difference < 0 else f"+{difference:.2f}"
-
-
-def _time(runs: list[Result]) -> str:
-    minutes = spread(runs, "train_minutes")
-    if minutes is None:
-        return "–"
-    devices = {run.summary["device"].removeprefix("NVIDIA ") for run in runs}
-    return f"{minutes.mean:.1f} min on {_listed(devices)}"
 
 
 def _picture(figure: Figure) -> str:
@@ -312,16 +250,21 @@ def _column(run: Result, name: str) -> list[float]:
 
 
 def _iteration_lines(evidence: Evidence) -> dict[str, dict[str, Any]]:
-    lines: dict[str, dict[str, Any]] = {}
-    for routing, name in ROUTINGS.items():
-        paper = [preset(f"{name}_r{count}").paper_accuracy for count in ITERATIONS]
-        points = [
-            (count, best.mean, best.std or 0.0)
-            for count in ITERATIONS
-            if (best := spread(evidence.get(f"{name}_r{count}", []), "test_accuracy_best"))
-        ]
-        lines[routing] = {"paper": [list(ITERATIONS), paper], "ours": points}
-    return lines if any(line["ours"] for line in lines.values()) else {}
+    lines = {routing: _iteration_line(name, evidence) for routing, name in ROUTINGS.items()}
+    return lines if any(line["ours"] or line["diverged"] for line in lines.values()) else {}
+
+
+def _iteration_line(name: str, evidence: Evidence) -> dict[str, Any]:
+    """One routing's: the paper's points, our means, and a point at chance for a diverged seed."""
+    presets = {count: preset(f"{name}_r{count}") for count in ITERATIONS}
+    runs = {count: evidence.get(known.name, []) for count, known in presets.items()}
+    bests = {count: spread(each, "test_accuracy_best") for count, each in runs.items()}
+    chance = 100 / model_info(presets[1].config.model.model).task.num_classes
+    return {
+        "paper": [list(ITERATIONS), [known.paper_accuracy for known in presets.values()]],
+        "ours": [(count, best.mean, best.std or 0.0) for count, best in bests.items() if best],
+        "diverged": [(count, chance) for count, each in runs.items() for _ in diverged(each)],
+    }
 
 
 def write_report(results: Path, out: Path, timings: Path) -> list[Path]:

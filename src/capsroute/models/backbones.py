@@ -56,7 +56,8 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     The paper trained through `DataParallel` on 8 GPUs, so each group of 16 images of a batch of
     128 was normalised by itself, and the running statistics were those of the first group alone.
-    This does the same on one device. A last, smaller group is normalised by itself too.
+    This does the same on one device. A smaller batch is another matter: `DataParallel` cuts 80
+    images into 8 times 10, and here they are 5 groups of 16; what is left over is a group too.
     """
 
     def __init__(self, channels: int, group: int) -> None:
@@ -95,6 +96,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
 
 def batch_norm(channels: int, bn_group: int | None) -> nn.BatchNorm2d:
+    """Over the whole batch, or over groups of so many images; the weights have the same names."""
     return nn.BatchNorm2d(channels) if bn_group is None else GhostBatchNorm2d(channels, bn_group)
 
 

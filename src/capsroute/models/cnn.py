@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from capsroute.models.backbones import ResidualBlock, resnet_stem
+from capsroute.models.backbones import ResidualBlock, batch_norm, resnet_stem
 from capsroute.models.base import ImageClassifier, Task, probe
 from capsroute.models.registry import register
 
@@ -35,31 +35,31 @@ def _global_pool() -> list[nn.Module]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
 
 
-def _plain_cifar_cnn(task: Task) -> ConvNet:
+def _plain_cifar_cnn(task: Task, bn_group: int | None) -> ConvNet:
     features = [
         nn.Conv2d(task.in_channels, 1024, 3, 2, 1),
         nn.ReLU(),
         nn.Conv2d(1024, 1024, 3, 2, 1),
         nn.ReLU(),
-        nn.BatchNorm2d(1024),
+        batch_norm(1024, bn_group),
         nn.AvgPool2d(2),
         nn.Conv2d(1024, 1024, 3, 2, 1),
         nn.ReLU(),
-        nn.BatchNorm2d(1024),
+        batch_norm(1024, bn_group),
     ]
     return ConvNet(task, features, [*_global_pool(), nn.Linear(1024, task.num_classes)])
 
 
 @register(ConvNet, "cifar10", parameters=18_919_434, paper_accuracy=87.10)
-def cnn_cifar10(task: Task) -> ConvNet:
+def cnn_cifar10(task: Task, *, bn_group: int | None = None) -> ConvNet:
     """Three convolutions and a linear layer (Table cnn_cifar10)."""
-    return _plain_cifar_cnn(task)
+    return _plain_cifar_cnn(task, bn_group)
 
 
 @register(ConvNet, "cifar100", parameters=19_011_684, paper_accuracy=62.30)
-def cnn_cifar100(task: Task) -> ConvNet:
+def cnn_cifar100(task: Task, *, bn_group: int | None = None) -> ConvNet:
     """Three convolutions and a linear layer (Table cnn_cifar100)."""
-    return _plain_cifar_cnn(task)
+    return _plain_cifar_cnn(task, bn_group)
 
 
 def _resnet18(task: Task, bn_group: int | None) -> ConvNet:
@@ -84,31 +84,32 @@ def resnet18_cifar100(task: Task, *, bn_group: int | None = None) -> ConvNet:
     return _resnet18(task, bn_group)
 
 
-def _multimnist_features(task: Task) -> list[nn.Module]:
+def _multimnist_features(task: Task, bn_group: int | None) -> list[nn.Module]:
     """The widths of the paper's capsule models: 18×18, 8×8 and 6×6 positions of 1024."""
     return [
         nn.Conv2d(task.in_channels, 1024, 3, 2, 1),
         nn.ReLU(),
         nn.Conv2d(1024, 1024, 3, 2),
         nn.ReLU(),
-        nn.BatchNorm2d(1024),
+        batch_norm(1024, bn_group),
         nn.Conv2d(1024, 1024, 3, 1),
         nn.ReLU(),
-        nn.BatchNorm2d(1024),
+        batch_norm(1024, bn_group),
     ]
 
 
 @register(ConvNet, "diverse_multimnist", parameters=19_553_162, paper_accuracy=79.81)
-def cnn_multimnist(task: Task) -> ConvNet:
+def cnn_multimnist(task: Task, *, bn_group: int | None = None) -> ConvNet:
     """CNN with average pooling for overlapping digits (Table CNN_mnist)."""
     pooled = [PositionLinear(1024, 640), *_global_pool()]
-    return ConvNet(task, _multimnist_features(task), [*pooled, nn.Linear(640, task.num_classes)])
+    features = _multimnist_features(task, bn_group)
+    return ConvNet(task, features, [*pooled, nn.Linear(640, task.num_classes)])
 
 
 @register(ConvNet, "diverse_multimnist", parameters=42_490_762, paper_accuracy=84.84)
-def cnn_multimnist_learned_pool(task: Task) -> ConvNet:
+def cnn_multimnist_learned_pool(task: Task, *, bn_group: int | None = None) -> ConvNet:
     """The same CNN with a learned map in place of the pooling, as the paper's text describes."""
-    features = _multimnist_features(task)
+    features = _multimnist_features(task, bn_group)
     channels, height, width = probe(nn.Sequential(*features), task)
     head: list[Any] = [nn.Flatten(), nn.Linear(channels * height * width, 640)]
     return ConvNet(task, features, [*head, nn.Linear(640, task.num_classes)])

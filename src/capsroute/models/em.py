@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from capsroute.layers.em import EMClassCaps, EMConvCaps, EMPrimaryCaps
-from capsroute.models.backbones import resnet_backbone
+from capsroute.models.backbones import batch_norm, resnet_backbone
 from capsroute.models.base import CapsuleClassifier, Routing, Task, convolved, probe
 from capsroute.models.registry import register
 
@@ -53,21 +53,21 @@ class EMCapsNet(CapsuleClassifier):
         )
 
 
-def _simple(task: Task) -> EMCapsNet:
+def _simple(task: Task, bn_group: int | None) -> EMCapsNet:
     conv = nn.Conv2d(task.in_channels, 256, 4, 2, 1)
-    return EMCapsNet(task, nn.Sequential(conv, nn.BatchNorm2d(256), nn.ReLU()))
+    return EMCapsNet(task, nn.Sequential(conv, batch_norm(256, bn_group), nn.ReLU()))
 
 
 @register(EMCapsNet, "cifar10", iterations=2, parameters=453_044, paper_accuracy=82.19)
-def em_simple_cifar10(task: Task) -> EMCapsNet:
+def em_simple_cifar10(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
     """EM routing on one convolution (Table em_cifar10)."""
-    return _simple(task)
+    return _simple(task, bn_group)
 
 
 @register(EMCapsNet, "cifar100", iterations=2, parameters=499_304, paper_accuracy=37.73)
-def em_simple_cifar100(task: Task) -> EMCapsNet:
+def em_simple_cifar100(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
     """EM routing on one convolution (Table em_cifar100)."""
-    return _simple(task)
+    return _simple(task, bn_group)
 
 
 @register(EMCapsNet, "cifar10", iterations=2, parameters=1_710_580, paper_accuracy=92.15)
