@@ -137,12 +137,6 @@ def test_the_papers_iterations(name):
     assert (routed is None) == name.startswith(("cnn", "resnet18"))
 
 
-def test_ablations_are_what_their_letters_say():
-    assert preset("inverted_simple_cifar10_a_r2").config.model.layer_norm is False
-    assert preset("inverted_simple_cifar10_b_r2").config.model.schedule == "sequential"
-    assert preset("inverted_simple_cifar10_c_r2").config.model.activations is True
-
-
 def test_only_what_the_paper_prints_is_called_the_papers():
     printed, average = preset("inverted_resnet_cifar10_r2"), preset("inverted_resnet_cifar10_r1")
     assert printed.paper_accuracy == 95.14 and "95.14 % in the paper" in printed.summary

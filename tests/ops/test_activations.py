@@ -24,7 +24,17 @@ NAMES = (
 
 
 def oracle(
-    children, log_a, weight, parents, parent_log_a, beta_u, beta_a, *, stride, scale, sharpness
+    children,
+    log_a,
+    weight,
+    parents,
+    parent_log_a,
+    beta_u,
+    beta_a,
+    *,
+    stride,
+    scale,
+    inverse_temperature,
 ):
     """Poses, log-activations and coefficients, one position of one image at a time."""
     if children.ndim == 3:
@@ -38,7 +48,7 @@ def oracle(
             beta_a,
             stride=1,
             scale=scale,
-            sharpness=sharpness,
+            inverse_temperature=inverse_temperature,
         )
         return poses[:, 0, 0], log_activations[:, 0, 0], r[:, 0, 0, 0, 0]
     k, _, n_in, n_out, a, _ = weight.shape
@@ -76,9 +86,12 @@ def oracle(
                     mean = pose / mass
                     pairs = zip(weights, mine, strict=True)
                     variance = sum(w * (v - mean) ** 2 for w, v in pairs) / mass + 5e-4
-                    cost = ((beta_u[j] + variance.sqrt().log()) * mass).sum()
+                    fair_share = k * k * n_in / n_out
+                    cost = ((beta_u[j] + variance.sqrt().log()) * mass / fair_share).sum()
                     poses.append(pose)
-                    log_activations.append(torch.sigmoid(sharpness * (beta_a[j] - cost)).log())
+                    log_activations.append(
+                        torch.sigmoid(inverse_temperature * (beta_a[j] - cost)).log()
+                    )
                 results.append(
                     (
                         torch.stack(poses),
@@ -158,17 +171,28 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
     ),
     stride=st.integers(1, 2),
     scale=st.sampled_from([None, 1.0]),
-    sharpness=st.sampled_from([0.01, 1.0]),
+    inverse_temperature=st.sampled_from([0.01, 1.0]),
     tile_bytes=st.sampled_from([1, 300, 1 << 20]),
 )
-def test_matches_the_loop_forward_and_backward(shapes, stride, scale, sharpness, tile_bytes):
+def test_matches_the_loop_forward_and_backward(
+    shapes, stride, scale, inverse_temperature, tile_bytes
+):
     stride = 1 if shapes["linear"] else stride
     inputs = make_inputs(**shapes, stride=stride)
     default_scale = (4 if shapes["matrix"] else 2) ** -0.5
-    expected = oracle(*inputs, stride=stride, scale=scale or default_scale, sharpness=sharpness)
+    expected = oracle(
+        *inputs,
+        stride=stride,
+        scale=scale or default_scale,
+        inverse_temperature=inverse_temperature,
+    )
     with patch.dict(vote_tiles.TILE_BYTES, cpu=tile_bytes):
         actual = activated_routing_step(
-            *inputs, stride=stride, scale=scale, sharpness=sharpness, return_coefficients=True
+            *inputs,
+            stride=stride,
+            scale=scale,
+            inverse_temperature=inverse_temperature,
+            return_coefficients=True,
         )
         grads = gradients(actual, inputs)
     for a, b in zip(actual, expected, strict=True):
@@ -182,13 +206,13 @@ def test_gradcheck(linear):
     inputs = make_inputs(size=(2, 2), n_in=1, out=2, linear=linear)
 
     def step(*x: Tensor) -> tuple[Tensor, Tensor]:
-        return activated_routing_step(*x, sharpness=0.5)[:2]
+        return activated_routing_step(*x, inverse_temperature=0.5)[:2]
 
     assert torch.autograd.gradcheck(step, inputs)
 
 
 def test_coefficients_only_on_request():
-    assert activated_routing_step(*make_inputs(), sharpness=0.1).coefficients is None
+    assert activated_routing_step(*make_inputs(), inverse_temperature=0.1).coefficients is None
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -200,7 +224,7 @@ def test_degenerate_inputs_stay_finite(linear, first, value, activity):
     with torch.no_grad():
         inputs[0].mul_(value)
         inputs[1].add_(activity)
-    outputs = activated_routing_step(*inputs, sharpness=1.0)[:2]
+    outputs = activated_routing_step(*inputs, inverse_temperature=1.0)[:2]
     for x in (*outputs, *gradients(outputs, inputs)):
         assert x.isfinite().all()
 
@@ -208,9 +232,9 @@ def test_degenerate_inputs_stay_finite(linear, first, value, activity):
 @pytest.mark.parametrize("first", [False, True])
 def test_autocast_changes_nothing(first):
     inputs = make_inputs(first=first, dtype=torch.float32)
-    expected = activated_routing_step(*inputs, sharpness=0.1)[:2]
+    expected = activated_routing_step(*inputs, inverse_temperature=0.1)[:2]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = activated_routing_step(*inputs, sharpness=0.1)[:2]
+        actual = activated_routing_step(*inputs, inverse_temperature=0.1)[:2]
     outputs = (*actual, *gradients(actual, inputs))
     for a, b in zip(outputs, (*expected, *gradients(expected, inputs)), strict=True):
         assert a.dtype == torch.float32 and torch.equal(a, b)
@@ -222,8 +246,8 @@ def test_float32_is_close_to_float64():
     double[0] += 1000
     double[2][:] = double[2].flatten(0, 2)[0]
     double[3] *= 1e-3
-    expected = activated_routing_step(*double, sharpness=0.1)[:2]
-    actual = activated_routing_step(*[x.float() for x in double], sharpness=0.1)[:2]
+    expected = activated_routing_step(*double, inverse_temperature=0.1)[:2]
+    actual = activated_routing_step(*[x.float() for x in double], inverse_temperature=0.1)[:2]
     for a, b in zip(actual, expected, strict=True):
         assert_close(a.double(), b, 1e-5)
 
@@ -231,8 +255,8 @@ def test_float32_is_close_to_float64():
 def test_compiles_to_one_graph():
     inputs = make_inputs(linear=True)
     compiled = torch.compile(activated_routing_step, backend="aot_eager", fullgraph=True)
-    actual = compiled(*inputs, sharpness=0.1)[:2]
-    expected = activated_routing_step(*inputs, sharpness=0.1)[:2]
+    actual = compiled(*inputs, inverse_temperature=0.1)[:2]
+    expected = activated_routing_step(*inputs, inverse_temperature=0.1)[:2]
     outputs = (*actual, *gradients(actual, inputs))
     for a, b in zip(outputs, (*expected, *gradients(expected, inputs)), strict=True):
         assert_close(a, b)
@@ -246,17 +270,17 @@ def test_compiles_to_one_graph():
         (dict(parent_log_activations=torch.zeros(1, 3)), "`parent_log_activations` must have"),
         (
             dict(children=torch.zeros(1, 4, 3, 5, 4)),
-            r"`children` must have shape \(B, H, W, 2, d\)",
+            "`children` must have 2 capsules to fit `weight`, got 5",
         ),
         (dict(children=torch.zeros(1, 4, 3, 2, 5)), "last two sizes of `weight`"),
         (dict(children=torch.zeros(1, 2, 4)), r"`weight` must have shape \(in, out, a, b\)"),
         (dict(child_log_activations=torch.zeros(1)), "`child_log_activations` must have shape"),
-        (dict(weight=torch.zeros(4, 4, 2, 3, 2, 2)), "kernel within the 4×3 input, got 4×4"),
+        (dict(weight=torch.zeros(4, 4, 2, 3, 2, 2)), "kernel within the 4×3 children, got 4×4"),
         (dict(stride=0), "`stride` must be at least 1, got 0"),
         (dict(beta_u=torch.zeros(1)), r"`beta_u` must have shape \(3,\), got \(1,\)"),
     ],
 )
 def test_mistakes_are_named(change, message):
-    arguments = dict(zip(NAMES, make_inputs(), strict=True), sharpness=0.1)
+    arguments = dict(zip(NAMES, make_inputs(), strict=True), inverse_temperature=0.1)
     with pytest.raises(ValueError, match=message):
         activated_routing_step(**(arguments | change))

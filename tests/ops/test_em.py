@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capsroute.ops import em, vote_tiles
+from capsroute.ops import vote_tiles
 from capsroute.ops.em import em_routing, em_routing_history
 
 
@@ -44,7 +44,7 @@ def oracle(poses, log_activations, weight, beta_u, beta_a, *, iterations, stride
         window = () if is_class_layer else (k_y, k_x, n_in)
         r = r.unflatten(0, size)
         history.append(
-            em.EMIteration(
+            vote_tiles.Parents(
                 mean.unflatten(0, size),
                 log_a.unflatten(0, size),
                 r.unflatten(len(size), window) if window else r,

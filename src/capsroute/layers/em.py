@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.ops.em import EMIteration, em_routing, em_routing_history
-from capsroute.ops.vote_tiles import at_least_float32
+from capsroute.ops.em import em_routing, em_routing_history
+from capsroute.ops.vote_tiles import Parents, at_least_float32
 
 
 class EMPrimaryCaps(nn.Module):
@@ -76,7 +76,7 @@ class _EMRouting(nn.Module):
             stride=self.stride,
         )
 
-    def route(self, poses: Tensor, log_activations: Tensor) -> list[EMIteration]:
+    def route(self, poses: Tensor, log_activations: Tensor) -> list[Parents]:
         """Every iteration's poses, log-activations and coefficients; the last is the result."""
         return em_routing_history(
             poses,

@@ -101,14 +101,8 @@ class InvertedCapsNet(CapsuleClassifier):
         impl: str = "auto",
     ) -> None:
         super().__init__(task)
-        if activations and (initial_poses, impl) != ("zeros", "auto"):
-            raise ValueError(
-                "`initial_poses` and `impl` must be 'zeros' and 'auto' with `activations`, "
-                f"got {initial_poses!r} and {impl!r}"
-            )
         options: dict[str, Any] = {"pose": pose, "layer_norm": layer_norm, "scale": scale}
-        if not activations:
-            options |= {"initial_poses": initial_poses, "impl": impl}
+        options |= {"initial_poses": initial_poses, "impl": impl}
         self.backbone = backbone
         self.primary, layers = _build(rows, probe(backbone, task), pose_dim, activations, options)
         self.capsules = CapsuleStack(layers, iterations=task.iterations or 1, schedule=schedule)

@@ -33,40 +33,13 @@ here waits for the device.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from capsroute.ops import vote_tiles
 from capsroute.ops.precision import own_precision
-from capsroute.ops.vote_tiles import (
-    Children,
-    Moments,
-    accumulate,
-    at_least_float32,
-    by_capsule,
-    by_window,
-    check_betas,
-    check_children,
-    evenly_routed_mean,
-    gather_children,
-    log_activation,
-    mean_and_variance,
-    output_size,
-    split_tiles,
-    sum_pose,
-    uniform_coefficients,
-    votes,
-    weighted_moments,
-)
-
-
-class EMIteration(NamedTuple):
-    """The state after one iteration of one layer."""
-
-    poses: Tensor  # (B, H', W', out, d) or, for the class layer, (B, out, d)
-    log_activations: Tensor  # (B, H', W', out) or (B, out)
-    coefficients: Tensor | None  # r: (B, H', W', k, k, in, out) or (B, H·W·in, out)
+from capsroute.ops.vote_tiles import Children, Parents, sum_pose
 
 
 def em_routing(
@@ -117,7 +90,7 @@ def em_routing_history(
     *,
     iterations: int,
     stride: int = 1,
-) -> list[EMIteration]:
+) -> list[Parents]:
     """`em_routing`, but every iteration is returned, with the coefficients r of its E-step.
 
     The class layer's children are ordered as (row, column, capsule).
@@ -125,7 +98,7 @@ def em_routing_history(
     return _iterate(poses, log_activations, weight, beta_u, beta_a, iterations, stride, keep=True)
 
 
-def sharpness(iteration: int) -> float:
+def inverse_temperature(iteration: int) -> float:
     """100 λ of an iteration counted from 0: activations are decided ever more sharply."""
     return 100.0 * (0.01 * (1.0 - 0.95 ** (iteration + 1)))
 
@@ -139,71 +112,49 @@ def _iterate(
     iterations: int,
     stride: int,
     keep: bool,
-) -> list[EMIteration]:
+) -> list[Parents]:
     _check(poses, log_activations, weight, beta_u, beta_a, iterations, stride)
-    is_class_layer = weight.ndim == 4
-    kernel = (poses.shape[1], poses.shape[2]) if is_class_layer else (weight.shape[0],) * 2
     with own_precision(poses):
-        poses, log_activations, weight, beta_u, beta_a = at_least_float32(
+        poses, log_activations, weight, beta_u, beta_a = vote_tiles.at_least_float32(
             poses, log_activations, weight, beta_u, beta_a
         )
+        is_class_layer = weight.ndim == 4
         offsets = coordinates(poses) if is_class_layer else None
-        if is_class_layer:  # a convolution as large as the image, with one kernel element
-            weight = weight.expand(*kernel, *weight.shape)
-        children = gather_children(poses, log_activations, weight, stride, offsets)
+        children, layout = vote_tiles.arrange(poses, log_activations, weight, stride, offsets)
         states = _expectation_maximisation(children, beta_u, beta_a, iterations, keep)
-    size = output_size(poses, kernel, stride)
-    history = [
-        EMIteration(
-            poses=by_capsule(mean, size),
-            log_activations=log_a.t().unflatten(0, size),
-            coefficients=None if r is None else by_window(r, size, (*kernel, poses.shape[3])),
-        )
-        for mean, log_a, r in states
-    ]
-    return [_without_position(state) for state in history] if is_class_layer else history
+        return [layout.parents(*state) for state in states]
 
 
 def _expectation_maximisation(
     children: Children, beta_u: Tensor, beta_a: Tensor, iterations: int, keep: bool
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """(μ, log a, r) of every iteration; only the last unless `keep`."""
-    out = len(beta_u)
-    tiles = split_tiles(children)
-    children_each = len(children.poses) / out
-    mean = evenly_routed_mean(children, out)
-    variance: Tensor | None = None
-    log_a: Tensor | None = None
+    tiles = vote_tiles.split_tiles(children)
+    mean = vote_tiles.evenly_routed_mean(children, len(beta_u))
+    logits: Callable[[Tensor], Tensor] | None = None  # the first E-step is uniform
     states: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for iteration in range(iterations):
-        step = _tile_step(mean, variance, log_a)
-        moments, r = accumulate(step, tiles, keep)
-        mean, variance = mean_and_variance(moments, centre=mean)
-        mass = moments.mass / children_each
-        log_a = log_activation(mass, variance, beta_u, beta_a, sharpness(iteration))
+        moments, r = vote_tiles.routed_moments(tiles, mean, logits, keep=keep)
+        mean, variance = vote_tiles.mean_and_variance(moments, centre=mean)
+        log_a = vote_tiles.log_activation(
+            moments.mass,
+            variance,
+            beta_u,
+            beta_a,
+            children=len(children.poses),
+            inverse_temperature=inverse_temperature(iteration),
+        )
+        logits = _log_posterior(variance, log_a)
         states.append((mean, log_a, r))
     return states if keep else states[-1:]
 
 
-def _tile_step(
-    mean: Tensor, variance: Tensor | None, log_a: Tensor | None
-) -> Callable[[Children], tuple[Moments, Tensor]]:
-    """The E-step given the parents (uniform when there are none yet), and the moments about μ."""
-    log_prior, half_precision = None, None
-    if variance is not None and log_a is not None:
-        # ½ log 2π is the same for all parents and leaves the softmax unchanged
-        log_prior = log_a - 0.5 * sum_pose(variance.log())
-        half_precision = 0.5 / variance
-
-    def step(tile: Children) -> tuple[Moments, Tensor]:
-        deviation = votes(tile, mean) - mean
-        if log_prior is None or half_precision is None:
-            r = uniform_coefficients(tile, mean)
-        else:
-            r = (log_prior - sum_pose(deviation.square() * half_precision)).softmax(dim=1)
-        return weighted_moments(r, tile.log_activations, deviation), r
-
-    return step
+def _log_posterior(variance: Tensor, log_a: Tensor) -> Callable[[Tensor], Tensor]:
+    """The E-step's logits from deviations v − μ."""
+    # ½ log 2π is the same for all parents and leaves the softmax unchanged
+    log_prior = log_a - 0.5 * sum_pose(variance.log())
+    half_precision = 0.5 / variance
+    return lambda deviation: log_prior - sum_pose(deviation.square() * half_precision)
 
 
 def coordinates(poses: Tensor) -> Tensor:
@@ -216,16 +167,6 @@ def coordinates(poses: Tensor) -> Tensor:
     offsets[..., 0, n - 1, 0, 0] = row[:, None, None]
     offsets[..., 0, n - 1, 1, 0] = column[:, None]
     return offsets.flatten(0, 2)
-
-
-def _without_position(state: EMIteration) -> EMIteration:
-    """The class layer has one position: drop it, and number its children from 0 to H·W·in."""
-    r = state.coefficients
-    return EMIteration(
-        poses=state.poses[:, 0, 0],
-        log_activations=state.log_activations[:, 0, 0],
-        coefficients=None if r is None else r[:, 0, 0].flatten(1, 3),
-    )
 
 
 def _check(
@@ -249,11 +190,30 @@ def _check(
         raise ValueError(f"`weight` must end in square transforms, got {tuple(weight.shape)}")
     if weight.ndim == 4 and n < 2:
         raise ValueError(f"`weight` must be at least 2×2 to add coordinates, got {n}×{n}")
-    check_children({"poses": poses, "log_activations": log_activations}, weight, stride)
+    _check_children(poses, log_activations, weight)
+    if stride < 1:
+        raise ValueError(f"`stride` must be at least 1, got {stride}")
+    if weight.ndim == 4 and stride != 1:
+        raise ValueError(f"`stride` must be 1 for the class layer, got {stride}")
+    vote_tiles.check_betas(weight, beta_u, beta_a)
+
+
+def _check_children(poses: Tensor, log_activations: Tensor, weight: Tensor) -> None:
+    capsules, n = weight.shape[-4], weight.shape[-1]
+    if poses.ndim != 5 or poses.shape[-2] != capsules:
+        raise ValueError(
+            f"`poses` must have shape (B, H, W, {capsules}, d) to fit `weight`, "
+            f"got {tuple(poses.shape)}"
+        )
     if poses.shape[-1] != n * n:
         raise ValueError(
             f"`poses` must have {n * n} elements to fit `weight`, got {poses.shape[-1]}"
         )
-    if weight.ndim == 4 and stride != 1:
-        raise ValueError(f"`stride` must be 1 for the class layer, got {stride}")
-    check_betas(weight, beta_u, beta_a)
+    vote_tiles.check_log_activations("log_activations", log_activations, poses.shape[:-1])
+    if weight.ndim == 6 and (
+        weight.shape[0] != weight.shape[1] or weight.shape[0] > min(poses.shape[1:3])
+    ):
+        raise ValueError(
+            f"`weight` must have a square kernel within the {poses.shape[1]}×{poses.shape[2]} "
+            f"input, got {weight.shape[0]}×{weight.shape[1]}"
+        )

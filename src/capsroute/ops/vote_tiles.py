@@ -3,6 +3,9 @@
 Votes v_ij = p_i · W_ij weighed by R_ij are summed up as Σ R, Σ R (v − c) and Σ R (v − c)² without
 ever holding more than a tile of them; the backward pass forms each tile's votes again. Nothing here
 waits for the device.
+
+Every layer is taken as a convolution without padding, a linear one as a convolution whose kernel
+covers the image: `arrange` lays its children out, `Layout.parents` brings the result back.
 """
 
 import math
@@ -42,6 +45,14 @@ class Children(NamedTuple):
     offsets: Tensor | None = None  # (I, 1, b, R, 1), added to the votes
 
 
+class Parents(NamedTuple):
+    """The layer above after one step; without H', W' where the layer is linear."""
+
+    poses: Tensor  # (B, H', W', out, d) or (B, out, d)
+    log_activations: Tensor  # (B, H', W', out) or (B, out)
+    coefficients: Tensor | None  # r, if asked for: (B, H', W', k, k, in, out) or (B, I, out)
+
+
 class Moments(NamedTuple):
     """Σ_i R_ij (v_ij − c_j)^n for n = 0, 1, 2 and some centre c."""
 
@@ -56,30 +67,89 @@ def at_least_float32(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.float64 if double else torch.float32) for tensor in tensors]
 
 
-def output_size(children: Tensor, kernel: tuple[int, int], stride: int) -> tuple[int, int, int]:
-    """(B, H', W')."""
-    batch, height, width = children.shape[:3]
-    return batch, (height - kernel[0]) // stride + 1, (width - kernel[1]) // stride + 1
+class Layout(NamedTuple):
+    """How the parents and children of a layer are laid out."""
+
+    size: tuple[int, int, int]  # B, H', W'
+    window: tuple[int, int, int]  # k, k', in
+    stride: int
+    linear: bool
+
+    def parents(self, poses: Tensor, log_activations: Tensor, r: Tensor | None) -> Parents:
+        """(out, b, R, N), (out, N) and (I, out, N) as the layer above is laid out."""
+        above = Parents(
+            poses.permute(3, 0, 2, 1).flatten(2).unflatten(0, self.size),
+            log_activations.t().unflatten(0, self.size),
+            None if r is None else self._by_window(r),
+        )
+        return drop_position(above) if self.linear else above
+
+    def _by_window(self, r: Tensor) -> Tensor:
+        """(I, out, N) -> (B, H', W', k, k', in, out)."""
+        split = r.unflatten(2, self.size).unflatten(0, self.window)
+        return split.permute(4, 5, 6, 0, 1, 2, 3)
+
+
+def drop_position(parents: Parents) -> Parents:
+    """A linear layer has one position: drop it, and number its children from 0 to k·k'·in."""
+    r = parents.coefficients
+    return Parents(
+        parents.poses[:, 0, 0],
+        parents.log_activations[:, 0, 0],
+        None if r is None else r[:, 0, 0].flatten(1, 3),
+    )
+
+
+def arrange(
+    poses: Tensor,
+    log_activations: Tensor,
+    weight: Tensor,
+    stride: int,
+    offsets: Tensor | None = None,
+) -> tuple[Children, Layout]:
+    """Operands of a layer from (B, H, W, in, d), (B, H, W, in) and (k, k', in, out, a, b).
+
+    A weight (in, out, a, b) makes the layer linear; its children may lack H, W.
+    """
+    linear = weight.ndim == 4
+    if linear:
+        poses, log_activations, weight = as_convolution(poses, log_activations, weight)
+    batch, height, width, capsules = poses.shape[:4]
+    k_y, k_x = weight.shape[:2]
+    size = (batch, (height - k_y) // stride + 1, (width - k_x) // stride + 1)
+    layout = Layout(size, (k_y, k_x, capsules), stride, linear)
+    return gather_children(poses, log_activations, weight, layout, offsets), layout
+
+
+def as_convolution(
+    poses: Tensor, log_activations: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear layer's operands for a kernel as large as the image, the same at every position.
+
+    Children without positions, (B, in, d), are an image of one pixel.
+    """
+    if poses.ndim == 3:
+        poses, log_activations = poses[:, None, None], log_activations[:, None, None]
+    return poses, log_activations, weight.expand(*poses.shape[1:3], *weight.shape)
 
 
 def gather_children(
     poses: Tensor,
     log_activations: Tensor,
     weight: Tensor,
-    stride: int,
+    layout: Layout,
     offsets: Tensor | None = None,
 ) -> Children:
-    """Operands from (B, H, W, in, d), (B, H, W, in) and (k, k', in, out, a, b); copies windows."""
-    a = weight.shape[-2]
-    kernel = (weight.shape[0], weight.shape[1])
-    _, height, width = output_size(poses, kernel, stride)
+    """What each parent position sees; copies windows."""
+    a, stride = weight.shape[-2], layout.stride
+    _, height, width = layout.size
     reach_y, reach_x = stride * (height - 1) + 1, stride * (width - 1) + 1
 
     def windows(x: Tensor) -> Tensor:  # -> (k·k', in, B, H', W', …)
         seen = [
             x[:, y : y + reach_y : stride, z : z + reach_x : stride]
-            for y in range(kernel[0])
-            for z in range(kernel[1])
+            for y in range(layout.window[0])
+            for z in range(layout.window[1])
         ]
         return torch.stack(seen).movedim(4, 1)
 
@@ -132,10 +202,23 @@ def weighted_moments(r: Tensor, log_activations: Tensor, deviation: Tensor) -> M
     return Moments(weights.sum(dim=0), spread.sum(dim=0), (spread * deviation).sum(dim=0))
 
 
-def accumulate(
-    step: Callable[[Children], tuple[Moments, Tensor]], tiles: list[Children], keep: bool
+def routed_moments(
+    tiles: list[Children], centre: Tensor, logits: Callable[[Tensor], Tensor] | None, *, keep: bool
 ) -> tuple[Moments, Tensor | None]:
-    """Add up the moments of all tiles; with `keep` also their coefficients, (I, out, N)."""
+    """Moments about the centre of votes shared out among parents; with `keep` also the shares r.
+
+    `logits` maps deviations v − c, (I, out, b, R, N), to what a softmax over the parents makes r
+    of, (I, out, N). Without it every child is shared out evenly.
+    """
+
+    def step(tile: Children) -> tuple[Moments, Tensor]:
+        deviation = votes(tile, centre) - centre
+        if logits is None:
+            r = uniform_coefficients(tile, centre)
+        else:
+            r = logits(deviation).softmax(dim=1)
+        return weighted_moments(r, tile.log_activations, deviation), r
+
     total: Moments | None = None
     kept = []
     for tile in tiles:
@@ -179,47 +262,28 @@ def mean_and_variance(moments: Moments, centre: Tensor) -> tuple[Tensor, Tensor]
 
 
 def log_activation(
-    mass: Tensor, variance: Tensor, beta_u: Tensor, beta_a: Tensor, sharpness: float
+    mass: Tensor,
+    variance: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    *,
+    children: int,
+    inverse_temperature: float,
 ) -> Tensor:
-    """log a_j from what parent j's votes cost to code; `sharpness` is an inverse temperature."""
-    cost = sum_pose(beta_u[:, None, None, None] + 0.5 * variance.log()) * mass
-    return F.logsigmoid(sharpness * (beta_a[:, None] - cost))
+    """log a_j from what parent j's votes cost to code, for `children` of each parent position.
+
+    Mass is measured in fair shares, children / parents, so that one temperature suits all layers.
+    """
+    fair_share = children / len(mass)
+    cost = sum_pose(beta_u[:, None, None, None] + 0.5 * variance.log()) * (mass / fair_share)
+    return F.logsigmoid(inverse_temperature * (beta_a[:, None] - cost))
 
 
-def by_capsule(poses: Tensor, size: tuple[int, int, int]) -> Tensor:
-    """(out, b, R, N) -> (B, H', W', out, d)."""
-    return poses.permute(3, 0, 2, 1).flatten(2).unflatten(0, size)
-
-
-def by_window(r: Tensor, size: tuple[int, int, int], window: tuple[int, int, int]) -> Tensor:
-    """(I, out, N) -> (B, H', W', k, k, in, out)."""
-    return r.unflatten(2, size).unflatten(0, window).permute(4, 5, 6, 0, 1, 2, 3)
-
-
-def check_children(
-    named: dict[str, Tensor], weight: Tensor, stride: int, *, linear: bool = False
-) -> None:
-    """Raise unless the named poses and log-activations, in this order, fit the weight."""
-    (poses_name, poses), (log_name, log_activations) = named.items()
-    capsules = weight.shape[-4]
-    if poses.ndim != (3 if linear else 5) or poses.shape[-2] != capsules:
-        expected = f"(B, {capsules}, d)" if linear else f"(B, H, W, {capsules}, d)"
+def check_log_activations(name: str, log_activations: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise unless there is one for each pose."""
+    if log_activations.shape != expected:
         raise ValueError(
-            f"`{poses_name}` must have shape {expected} to fit `weight`, got {tuple(poses.shape)}"
-        )
-    if log_activations.shape != poses.shape[:-1]:
-        raise ValueError(
-            f"`{log_name}` must have shape {tuple(poses.shape[:-1])}, "
-            f"got {tuple(log_activations.shape)}"
-        )
-    if stride < 1:
-        raise ValueError(f"`stride` must be at least 1, got {stride}")
-    if weight.ndim == 6 and (
-        weight.shape[0] != weight.shape[1] or weight.shape[0] > min(poses.shape[1:3])
-    ):
-        raise ValueError(
-            f"`weight` must have a square kernel within the {poses.shape[1]}×{poses.shape[2]} "
-            f"input, got {weight.shape[0]}×{weight.shape[1]}"
+            f"`{name}` must have shape {tuple(expected)}, got {tuple(log_activations.shape)}"
         )
 
 

@@ -9,50 +9,27 @@ Our reading: every capsule carries an activation a in (0, 1) beside its pose, an
     pose            o_j   = Σ_i R_ij v_ij                                  before LayerNorm
     statistics      μ_j   = o_j / Σ_i R_ij
                     σ²_jh = Σ_i R_ij (v_ijh − μ_jh)² / Σ_i R_ij + 5e-4
-    activation      a_j   = sigmoid( λ · (β_a − Σ_h (β_u + ½ log σ²_jh) · Σ_i R_ij) )
+    mass            m_j   = Σ_i R_ij / (children / parents)
+    activation      a_j   = sigmoid( 1/T · (β_a − Σ_h (β_u + ½ log σ²_jh) · m_j) )
 
 so agreement stays the inverted routing's, an inactive child has no say, an active parent is chosen
-before an inactive one, and a parent is active when the votes it was given agree. As in EM routing
-here, activations travel as logarithms; unlike there, the mass Σ_i R_ij is Hinton's, as it stands.
+before an inactive one, and a parent is active when the votes it was given agree. Activation, mass
+and inverse temperature 1/T (100 λ) are those of `ops/em.py`, by the same function: Hinton's
+Σ_i R_ij as it stands is 40 in the class layer of CIFAR-10, whose activations it pins to 1, where
+nothing can learn. As there, activations travel as logarithms.
 
 The work is done tile by tile and recomputed in the backward pass, by `ops/vote_tiles.py`.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
+from capsroute.ops import vote_tiles
+from capsroute.ops.inverted.api import check_shapes
 from capsroute.ops.precision import own_precision
-from capsroute.ops.vote_tiles import (
-    Children,
-    Moments,
-    accumulate,
-    at_least_float32,
-    by_capsule,
-    by_window,
-    check_betas,
-    check_children,
-    evenly_routed_mean,
-    gather_children,
-    log_activation,
-    mean_and_variance,
-    output_size,
-    split_tiles,
-    sum_pose,
-    uniform_coefficients,
-    votes,
-    weighted_moments,
-)
-
-
-class ActivatedStep(NamedTuple):
-    """The parents after one step."""
-
-    poses: Tensor  # o, before LayerNorm: (B, H', W', out, d') or (B, out, d')
-    log_activations: Tensor  # (B, H', W', out) or (B, out)
-    coefficients: Tensor | None  # r: (B, H', W', k, k, in, out) or (B, in, out), if asked for
+from capsroute.ops.vote_tiles import Children, Parents, sum_pose
 
 
 def activated_routing_step(
@@ -66,9 +43,9 @@ def activated_routing_step(
     *,
     stride: int = 1,
     scale: float | None = None,
-    sharpness: float,
+    inverse_temperature: float,
     return_coefficients: bool = False,
-) -> ActivatedStep:
+) -> Parents:
     """One step of ablation C; see the module for the procedure.
 
     In a convolutional layer the parents compete for a child window by window: among the capsules
@@ -84,113 +61,79 @@ def activated_routing_step(
         beta_u, beta_a: (out,) each.
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given.
-        sharpness: EM's λ, an inverse temperature.
+        inverse_temperature: of the activations, 1/T above.
         return_coefficients: also return r.
 
     Returns:
-        Poses, log-activations and coefficients, in float32 under autocast too (float64 when the
-        inputs are).
+        Poses before LayerNorm, log-activations and coefficients, in float32 under autocast too
+        (float64 when the inputs are).
     """
-    if (parents is None) != (parent_log_activations is None):
-        raise ValueError("`parents` and `parent_log_activations` must be given together, got one")
-    linear = children.ndim == 3
-    named = {"children": children, "child_log_activations": child_log_activations}
-    _check(named, weight, beta_u, beta_a, stride, linear)
-    if linear:  # a convolution whose image is one pixel
-        weight = weight[None, None]
-        children = children[:, None, None]
-        child_log_activations = child_log_activations[:, None, None]
-    kernel = (weight.shape[0], weight.shape[1])
-    size = output_size(children, kernel, stride)
-    window = (*kernel, children.shape[3])
-    out, d = weight.shape[3], children.shape[-1] // weight.shape[-2] * weight.shape[-1]
+    _check(children, child_log_activations, weight, parents, parent_log_activations, stride)
+    vote_tiles.check_betas(weight, beta_u, beta_a)
     with own_precision(children):
-        children, child_log_activations, weight, beta_u, beta_a = at_least_float32(
+        children, child_log_activations, weight, beta_u, beta_a = vote_tiles.at_least_float32(
             children, child_log_activations, weight, beta_u, beta_a
         )
-        seen = gather_children(children, child_log_activations, weight, stride)
-        centre = evenly_routed_mean(seen, out)
-        q, log_a = _by_position(parents, parent_log_activations, centre, linear, size)
-        step = _tile_step(centre, q, log_a, 1.0 / math.sqrt(d) if scale is None else scale)
-        moments, r = accumulate(step, split_tiles(seen), return_coefficients)
-        poses = moments.first + moments.mass[:, None, None] * centre
-        _, variance = mean_and_variance(moments, centre)
-        log_activations = log_activation(moments.mass, variance, beta_u, beta_a, sharpness)
-    result = ActivatedStep(
-        by_capsule(poses, size),
-        log_activations.t().unflatten(0, size),
-        None if r is None else by_window(r, size, window),
-    )
-    return _without_position(result) if linear else result
-
-
-def _tile_step(
-    centre: Tensor, parents: Tensor | None, log_a: Tensor | None, scale: float
-) -> Callable[[Children], tuple[Moments, Tensor]]:
-    """Coefficients of a tile's children, and the moments of their votes about the centre."""
-
-    def step(tile: Children) -> tuple[Moments, Tensor]:
-        v = votes(tile, centre)
-        if parents is None or log_a is None:
-            r = uniform_coefficients(tile, centre)
-        else:
-            r = (scale * sum_pose(v * parents) + log_a).softmax(dim=1)
-        return weighted_moments(r, tile.log_activations, v - centre), r
-
-    return step
-
-
-def _by_position(
-    parents: Tensor | None,
-    log_a: Tensor | None,
-    centre: Tensor,
-    linear: bool,
-    size: tuple[int, int, int],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Parents as (out, b, R, N) and their log-activations as (out, N), like the votes."""
-    if parents is None or log_a is None:
-        return None, None
-    out, b, rows, _ = centre.shape
-    expected = (size[0], out, rows * b) if linear else (*size, out, rows * b)
-    if parents.shape != expected:
-        raise ValueError(f"`parents` must have shape {expected}, got {tuple(parents.shape)}")
-    if log_a.shape != expected[:-1]:
-        raise ValueError(
-            f"`parent_log_activations` must have shape {expected[:-1]}, got {tuple(log_a.shape)}"
+        seen, layout = vote_tiles.arrange(children, child_log_activations, weight, stride)
+        centre = vote_tiles.evenly_routed_mean(seen, len(beta_u))
+        agreement = None
+        if parents is not None and parent_log_activations is not None:
+            agreement = _agreement(parents, parent_log_activations, centre, scale)
+        routed = _route(
+            seen, centre, agreement, beta_u, beta_a, inverse_temperature, return_coefficients
         )
-    q = parents.to(centre.dtype).reshape(-1, out, rows, b).permute(1, 3, 2, 0)
-    return q, log_a.to(centre.dtype).reshape(-1, out).t()
+        return layout.parents(*routed)
 
 
-def _without_position(step: ActivatedStep) -> ActivatedStep:
-    r = step.coefficients
-    return ActivatedStep(
-        step.poses[:, 0, 0],
-        step.log_activations[:, 0, 0],
-        None if r is None else r[:, 0, 0, 0, 0],
+def _route(
+    children: Children,
+    centre: Tensor,
+    agreement: Callable[[Tensor], Tensor] | None,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    inverse_temperature: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(o, log a, r), laid out as the votes are."""
+    tiles = vote_tiles.split_tiles(children)
+    moments, r = vote_tiles.routed_moments(tiles, centre, agreement, keep=keep)
+    _, variance = vote_tiles.mean_and_variance(moments, centre)
+    log_activations = vote_tiles.log_activation(
+        moments.mass,
+        variance,
+        beta_u,
+        beta_a,
+        children=len(children.poses),
+        inverse_temperature=inverse_temperature,
     )
+    return moments.first + moments.mass[:, None, None] * centre, log_activations, r
+
+
+def _agreement(
+    parents: Tensor, log_activations: Tensor, centre: Tensor, scale: float | None
+) -> Callable[[Tensor], Tensor]:
+    """Logits from deviations v − c: ⟨q, v⟩ is ⟨q, c⟩ + ⟨q, v − c⟩."""
+    out, b, rows, _ = centre.shape
+    q = parents.to(centre.dtype).reshape(-1, out, rows, b).permute(1, 3, 2, 0)
+    q = q * (1.0 / math.sqrt(rows * b) if scale is None else scale)
+    log_prior = log_activations.to(centre.dtype).reshape(-1, out).t() + sum_pose(q * centre)
+    return lambda deviation: log_prior + sum_pose(q * deviation)
 
 
 def _check(
-    named: dict[str, Tensor],
+    children: Tensor,
+    child_log_activations: Tensor,
     weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
+    parents: Tensor | None,
+    parent_log_activations: Tensor | None,
     stride: int,
-    linear: bool,
 ) -> None:
-    if weight.ndim != (4 if linear else 6):
-        expected = "(in, out, a, b)" if linear else "(k, k, in, out, a, b)"
-        raise ValueError(
-            f"`weight` must have shape {expected} for these children, got {tuple(weight.shape)}"
-        )
-    check_children(named, weight, stride, linear=linear)
-    if linear and stride != 1:
-        raise ValueError(f"`stride` must be 1 for a linear layer, got {stride}")
-    d, (a, b) = named["children"].shape[-1], weight.shape[-2:]
-    if not (a == d or (a == b and a * b == d)):
-        raise ValueError(
-            "the last two sizes of `weight` must be (d, d') for vector poses or (√d, √d) for "
-            f"matrix poses with d = {d}, got {(a, b)}"
-        )
-    check_betas(weight, beta_u, beta_a)
+    if (parents is None) != (parent_log_activations is None):
+        raise ValueError("`parents` and `parent_log_activations` must be given together, got one")
+    above = None if parents is None else parents.shape
+    check_shapes(children.shape, weight.shape, above, stride)
+    named = {"child_log_activations": (child_log_activations, children)}
+    if parents is not None and parent_log_activations is not None:
+        named["parent_log_activations"] = (parent_log_activations, parents)
+    for name, (log_activations, poses) in named.items():
+        vote_tiles.check_log_activations(name, log_activations, poses.shape[:-1])

@@ -80,7 +80,7 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     _check_dtypes(children=children, weight=weight, parents=parents)
-    linear = _check_shapes(
+    linear = check_shapes(
         children.shape, weight.shape, None if parents is None else parents.shape, stride
     )
     if linear:  # a convolution whose image is one pixel
@@ -116,7 +116,7 @@ def first_step(
     linear = weight.ndim == 4
     shape = children.poses.shape
     _check_dtypes(children=children.poses, weight=weight)
-    _check_shapes(
+    check_shapes(
         (shape[0], shape[1:4].numel(), shape[4]) if linear else shape, weight.shape, None, stride
     )
     if children.norm.weight.shape != shape[-1:]:
@@ -228,7 +228,7 @@ def _check_dtypes(**tensors: Tensor | None) -> None:
             raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
 
 
-def _check_shapes(
+def check_shapes(
     children: Sequence[int], weight: Sequence[int], parents: Sequence[int] | None, stride: int
 ) -> bool:
     """Raise a one-line error for shapes that do not fit; return whether the layer is linear."""
