@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import capsroute
-from capsroute.data.image_folder import decode
+from capsroute.data.decoding import decode
 from capsroute.inference import Description, Prediction, Predictor
 from capsroute.models import pretrained
 from capsroute.models.weights import save_model

@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from capsroute.data.image_folder import to_mode
+from capsroute.data.decoding import to_mode
 from capsroute.devices import choose_device
 from capsroute.models.base import THRESHOLD, ImageClassifier
 from capsroute.models.sources import EXPORTED, find_checkpoint

@@ -11,7 +11,9 @@ import capsroute
 from capsroute.cli.evaluate import angles_up_to, run_config, shifts_up_to
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.models.weights import load_model, read_metadata, save_model
+from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig
+from capsroute.train.data_record import record_data
 from capsroute.train.metrics import correct
 
 SIZE = 28
@@ -97,6 +99,27 @@ def test_a_run_knows_its_data_and_what_it_set_aside(run, tmp_path, digits, split
     assert report["images"] == {"test": 20, "validation": 10, "train": 30}[split]
     assert json.loads((folder / "evaluation.json").read_text()) == report
     assert run("eval", folder / "model.safetensors", "--json")[0] == 0
+
+
+def test_a_folder_that_changed_since_training_is_told(run, tmp_path, pets):
+    options = {"in_channels": 3, "num_classes": 2, "class_names": ["cat", "dog"]}
+    folder = make_run(tmp_path / "runs" / "pets", pets, **options)
+    dataset = load_dataset(pets, image_size=SIZE)
+    record_data(RunFolder(folder), dataset)
+    assert run("eval", folder)[::2] == (0, "")
+    (pets / "cat" / "0.png").unlink()
+    status, out, err = run("eval", folder)
+    assert status == 0 and "accuracy" in out
+    assert err == (
+        "the run's data has changed: it holds 9 images and held 10; "
+        "it may have been trained on some of the images that it is tested on\n"
+    )
+    other = run("eval", folder, "--data", pets.rename(tmp_path / "others"))
+    assert other[::2] == (0, "")  # which is no claim to have held them out
+    (folder / "data.json").unlink()
+    (folder / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "others").rename(pets)
+    assert "does not say which images it held out" in run("eval", folder)[2]
 
 
 def test_rotation_shift_iterations_and_out(run, tmp_path, digits):

@@ -91,7 +91,7 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["hesitant_multimnist"], "no preset 'hesitant_multimnist'; choose from"),
         (["--optimizer", "sdg"], "invalid choice 'sdg'"),
         (["--steps", "0"], "`steps` must be at least 1, got 0"),
-        (["--iterations", "0"], "`iterations` must be an integer of at least 1, got 0"),
+        (["--iterations", "0"], "`iterations` must be between 1 and 100, got 0"),
         (["--model", "inverted_smal_multimnist"], "did you mean 'inverted_small_multimnist'?"),
         (["--data", "nowhere"], "nowhere"),
         (["--data", "cifar10", "--data-root", "nowhere"], "capsroute data download cifar10"),
@@ -101,9 +101,10 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["--epochs", "2", "--steps", "3"], "choose one"),
         (["--steps", "1e3"], "expected an integer, got '1e3'"),
         (["--seed", "1", "inverted_simple_cifar10_r4"], "a preset comes first"),
-        (["--device", "meta"], "`device` must be auto, cpu or cuda, got 'meta'"),
-        (["--device", "tpu9"], "`device` must be"),
-        (["--device", "mps"], "`device` must be auto, cpu or cuda, got 'mps': Macs run on the CPU"),
+        (["--iterations", "1000000"], "`iterations` must be between 1 and 100, got 1000000"),
+        (["--device", "meta"], "`--device` must be auto, cpu or cuda, got 'meta'"),
+        (["--device", "tpu9"], "`--device` must be"),
+        (["--device", "mps"], "`--device` must be auto, cpu or cuda, got 'mps': Macs run on the"),
         (["--lr", "nan"], "`lr` must be finite and not negative, got nan"),
         (
             ["--seed", "99999999999999999999"],
@@ -151,6 +152,55 @@ def test_a_finished_run_says_so(train, images, tmp_path):
     assert status == 2 and "another run: `seed` is 0 there and 1 here" in err
 
 
+def test_a_finished_run_on_images_that_changed_says_so(train, images):
+    arguments = ("--data", images, "--batch-size", 4, "--steps", 1)
+    assert train(*arguments)[0] == 0
+    Image.new("L", (28, 28)).save(images / "cat" / "one more.png")
+    status, out, err = train(*arguments)
+    assert status == 2 and out == ""
+    assert err == (
+        "error: `data` must be as it was when the run in runs/images began, but it holds 13 "
+        "images and held 12: restore it, or begin another run with --out\n"
+    )
+    assert train(*arguments, "--out", "another")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--image-size", 0], "`image_size` must be at least 1, got 0"),
+        (["--padding", -1], "`padding` must be at least 0, got -1"),
+        (["--validation", 2], "`validation` must be in [0, 1), got 2.0"),
+        (["--device", "foo"], "`--device` must be auto, cpu or cuda, got 'foo'"),
+    ],
+)
+def test_a_wrong_value_is_told_rather_than_that_the_run_there_has_another(
+    train, images, tmp_path, wrong, message
+):
+    arguments = ("--data", images, "--batch-size", 4, "--steps", 1)
+    assert train(*arguments)[0] == 0
+    status, _, err = train(*arguments, *wrong)
+    assert status == 2 and message in err and "another run" not in err
+
+
+def test_a_gpu_that_is_not_there_is_told_before_anything_else(train, images, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, out, err = train("--data", images, "--device", "cuda")
+    assert status == 2 and out == "" and "`--device` must be available, got 'cuda'" in err
+
+
+def test_a_signal_before_anything_was_saved_says_how_to_begin_again(train, images, monkeypatch):
+    def cut(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("capsroute.train.step.TrainStep.__call__", cut)
+    status, _, err = train("--data", images, "--batch-size", 4, "--steps", 2)
+    assert status == 128 + signal.SIGTERM and err == (
+        "stopped by signal 15 before the first step was done; there was nothing to save. "
+        f"Begin again with capsroute train --data {images} --batch-size 4 --steps 2\n"
+    )
+
+
 def test_a_folder_is_described_before_it_is_trained_on(train, images):
     status, out, _ = train("--data", images, "--steps", 2, "--out", "run", "--device", "cpu")
     first, second = out.splitlines()[:2]
@@ -186,7 +236,6 @@ def test_few_images_are_trained_on_for_a_limited_time(train, images, tmp_path, m
     )
     summary = json.loads((tmp_path / "runs" / "images" / "summary.json").read_text())
     assert (summary["steps"], summary["epochs"]) == (6, 2)
-    Image.new("L", (28, 28)).save(images / "cat" / "one more.png")  # the run stays the same
     assert "already finished in runs/images" in train(*arguments)[1]
     status, out, _ = train(*arguments, "--steps", 7, "--out", "longer")
     assert status == 0 and out.splitlines()[1].startswith("7 steps (")

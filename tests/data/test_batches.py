@@ -8,6 +8,7 @@ from PIL import Image
 
 from capsroute.data import ArraySplit, Augment, DiverseMultiMNIST, EvalBatches, TrainBatches
 from capsroute.data.image_folder import FolderSplit
+from capsroute.data.rng import AugmentDraws, below
 from capsroute.data.splits import stratified_split
 
 
@@ -139,6 +140,58 @@ def test_rows_of_a_plan_can_be_rendered_apart():
     whole = batches.batch(2)[0]
     parts = [batches.render(rows)[0] for rows in batches.plan(2).split(4)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.fixture(scope="module")
+def digits(mnist) -> DiverseMultiMNIST:
+    return DiverseMultiMNIST.from_digits(mnist.train_images, mnist.train_labels)
+
+
+class Watched(Augment):
+    """Notes where images are cropped and whether they are mirrored; 9 × 9 places, 4 px around."""
+
+    def __call__(self, images, draws):
+        offsets = below(draws[:, AugmentDraws.CROP], 9)
+        mirrored = below(draws[:, AugmentDraws.FLIP], 2)
+        type(self).seen = torch.cat([offsets, mirrored[:, None]], dim=1)
+        return super().__call__(images, draws)
+
+
+def test_augmentation_of_generated_images_tells_nothing_about_their_digits(digits):
+    images, targets = TrainBatches(digits, 20_000, augment=Watched()).batch(0)
+    assert images.shape == (20_000, 1, 36, 36)
+    overall = targets.mean(0)
+    for column in Watched.seen.T:
+        for value in column.unique():
+            there = targets[column == value]
+            sigma = (overall * (1 - overall) / len(there)).sqrt()
+            assert ((there.mean(0) - overall).abs() < 4.5 * sigma).all()
+
+
+def test_augmentation_does_not_change_which_images_are_generated(digits):
+    plain = TrainBatches(digits, 50, seed=4)
+    augmented = TrainBatches(digits, 50, seed=4, augment=Augment(padding=0, flip=True))
+    images, targets = plain.batch(3)
+    mirrored, same = augmented.batch(3)
+    assert torch.equal(targets, same)
+    flipped = (mirrored == images.flip(3)).flatten(1).all(1)
+    assert (flipped | (mirrored == images).flatten(1).all(1)).all() and 10 < flipped.sum() < 40
+
+
+def test_ranks_of_generated_and_augmented_images_make_one_batch(digits):
+    whole = TrainBatches(digits, 10, augment=Augment()).batch(2)[0]
+    shares = [TrainBatches(digits, 10, rank=r, world=3, augment=Augment()) for r in range(3)]
+    assert torch.equal(torch.cat([share.batch(2)[0] for share in shares]), whole)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_a_compiler_reads_the_same_draws(digits, generated):
+    """As a whole graph, which a GPU captures."""
+    split = digits if generated else textured_split()
+    batches = TrainBatches(split, 10, augment=Augment(padding=2, cutout=3))
+    compiled = torch.compile(batches.render, backend="eager", fullgraph=True, dynamic=False)
+    for found, expected in zip(compiled(batches.plan(1)), batches.batch(1), strict=True):
+        assert torch.equal(found, expected)
 
 
 @settings(max_examples=40, deadline=None)

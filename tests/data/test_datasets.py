@@ -128,6 +128,19 @@ def test_a_folder_of_images(pets):
     assert load_dataset(pets, image_size=5).image_size == (5, 5)
 
 
+def test_deleting_an_image_makes_no_trained_image_a_test_image(pets):
+    """But for one of its class, which may take the place of a test image that went."""
+
+    def trained_and_tested():
+        dataset = load_dataset(str(pets))
+        assert dataset.drawn and dataset.listing is not None
+        return [set(split.images[:, 0, 0, 0].tolist()) for split in (dataset.train, dataset.test)]
+
+    trained = trained_and_tested()[0]
+    (pets / "cat" / "0.png").unlink()
+    assert len(trained & trained_and_tested()[1]) <= 1
+
+
 def test_a_folder_with_all_three_parts(pets, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
@@ -137,6 +150,7 @@ def test_a_folder_with_all_three_parts(pets, tmp_path):
             (root / part / name).symlink_to(pets / name)
     dataset = load_dataset(root)
     assert len(dataset.train) == len(dataset.validation) == len(dataset.test) == 20
+    assert not dataset.drawn
 
 
 def test_unknown_name():

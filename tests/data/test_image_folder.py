@@ -5,8 +5,15 @@ import pytest
 import torch
 from PIL import Image
 
-from capsroute.data import DataError, EvalBatches, MissingDataError, load_image_folder
-from capsroute.data.image_folder import FolderSplit, decode
+from capsroute.data import (
+    DataError,
+    EvalBatches,
+    MissingDataError,
+    list_image_folder,
+    load_image_folder,
+)
+from capsroute.data.decoding import decode
+from capsroute.data.image_folder import FolderSplit
 
 RED = (200, 30, 40)
 
@@ -254,3 +261,24 @@ def test_a_file_instead_of_a_folder(tmp_path):
 def test_no_such_folder(tmp_path):
     with pytest.raises(MissingDataError, match=r"nowhere: no such folder"):
         load_image_folder(tmp_path / "nowhere")
+
+
+def test_a_listing_tells_that_images_came_went_or_were_renamed(pets):
+    (pets / "dog" / "broken.bmp").write_bytes(b"no image")
+    before = list_image_folder(pets)
+    assert before.class_names == ("cat", "dog") and before.images == 6
+    assert load_image_folder(pets).listing == before
+    assert load_image_folder(pets).train_names == (
+        "cat/0.png",
+        "cat/1.png",
+        "cat/2.png",
+        "dog/0.bmp",
+        "dog/1.bmp",
+    )
+    (pets / "cat" / "2.png").rename(pets / "cat" / "3.png")
+    renamed = list_image_folder(pets)
+    assert renamed.images == 6 and renamed.digest != before.digest
+    (pets / "cat" / "3.png").rename(pets / "cat" / "2.png")
+    assert list_image_folder(pets) == before
+    (pets / "cat" / "2.png").unlink()
+    assert list_image_folder(pets).images == 5

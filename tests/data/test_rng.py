@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from capsroute.data.rng import Purpose, below, image_draws, permutation
+from capsroute.data.rng import (
+    DRAWS,
+    AugmentDraws,
+    GeneratorDraws,
+    Purpose,
+    below,
+    image_draws,
+    permutation,
+)
 
 PINNED_DRAWS = [
     2684095488,
@@ -54,6 +62,17 @@ def test_permutation_visits_everything_once_and_differs_by_epoch():
     assert torch.equal(order.sort().values, torch.arange(1000))
     assert torch.equal(order, permutation(5, 0, 1000))
     assert not torch.equal(order, permutation(5, 1, 1000))
+
+
+@pytest.mark.parametrize("allocated", [AugmentDraws, GeneratorDraws])
+def test_what_reads_the_same_draws_shares_no_column(allocated):
+    """`AugmentDraws` and `GeneratorDraws` are columns of different draws: see test_batches.py."""
+    columns = []
+    for name, column in vars(allocated).items():
+        if not name.startswith("_"):
+            indices = range(DRAWS)[column]
+            columns += [indices] if isinstance(indices, int) else indices
+    assert len(columns) >= 5 and len(set(columns)) == len(columns)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])

@@ -1,12 +1,17 @@
-"""Splits as PyTorch's own datasets: their images one by one."""
+"""Splits as PyTorch's own datasets, their images one by one; and images held out by name."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from capsroute.data import ArraySplit, DiverseMultiMNIST, EvalBatches, TrainBatches
+from capsroute.data import ArraySplit, DataError, DiverseMultiMNIST, EvalBatches, TrainBatches
 from capsroute.data.image_folder import FolderSplit
+from capsroute.data.splits import split_by_name
+
+PINNED = {"0/1.png", "1/4.png", "1/9.png"}
 
 
 def held_in_memory(tmp_path, mnist):
@@ -56,3 +61,68 @@ def test_generated_images_are_those_of_a_first_batch(mnist):
     assert torch.equal(image, batches.batch(0)[0][5])
     images, targets = next(iter(DataLoader(split, batch_size=4)))
     assert images.shape == (4, 1, 36, 36) and targets.shape == (4, 10)
+
+
+def held_out(files, fraction=0.2, seed=0):
+    """The names that are held out of files `class/name`."""
+    files = sorted(files)
+    classes = sorted({file.split("/")[0] for file in files})
+    labels = torch.tensor([classes.index(file.split("/")[0]) for file in files])
+    stay, held = split_by_name(files, labels, fraction, seed)
+    assert sorted(stay.tolist() + held.tolist()) == list(range(len(files)))
+    return {files[row] for row in held.tolist()}
+
+
+def a_folder(counts):
+    return {f"{label}/{n}.png" for label, count in enumerate(counts) for n in range(count)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=2, max_size=5),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**63 - 1),
+    added=st.text("abcxyz", min_size=1),
+)
+def test_an_image_more_moves_at_most_one_other_of_its_class(counts, fraction, seed, added):
+    files = a_folder([2, *counts])
+    new = f"0/{added}.png"
+    before, after = held_out(files, fraction, seed), held_out({*files, new}, fraction, seed)
+    moved = before ^ (after - {new})
+    assert len(moved) <= 1 and all(name.startswith("0/") for name in moved)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fraction", "expected"),
+    [
+        ([10, 12, 13, 20], 0.2, [2, 2, 3, 4]),
+        ([1, 2, 3, 4], 0.2, [0, 1, 1, 1]),
+        ([1, 2, 9], 0.9, [0, 1, 8]),
+    ],
+)
+def test_a_share_of_each_class_is_held_out_by_name(counts, fraction, expected):
+    held = [int(name.split("/")[0]) for name in held_out(a_folder(counts), fraction)]
+    assert torch.bincount(torch.tensor(held), minlength=len(counts)).tolist() == expected
+
+
+def test_names_and_seed_decide_what_is_held_out_and_where_they_stand_does_not():
+    names = [f"{n}.png" for n in range(40)]
+    labels = torch.arange(2).repeat(20)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist()
+    (_, first), (_, shuffled), (_, other) = (
+        split_by_name(names, labels, 0.25, seed=3),
+        split_by_name([names[row] for row in order], labels[order], 0.25, seed=3),
+        split_by_name(names, labels, 0.25, seed=4),
+    )
+    assert set(first.tolist()) == {order[row] for row in shuffled.tolist()}
+    assert set(first.tolist()) != set(other.tolist())
+
+
+def test_what_is_held_out_by_name_is_pinned():
+    """A change here makes test images of those that runs were trained on."""
+    assert held_out(a_folder([5, 10])) == PINNED
+
+
+def test_classes_of_one_image_leave_none_to_hold_out():
+    with pytest.raises(DataError, match=r"0\.2 of 3 images in 3 classes is no image at all"):
+        held_out(a_folder([1, 1, 1]))

@@ -29,6 +29,12 @@ def image_folder(tmp_path_factory):
 
 
 @pytest.fixture
+def own_folder():
+    """Makes a folder that a test may change."""
+    return make_folder
+
+
+@pytest.fixture
 def config(image_folder):
     """12 steps an epoch-and-a-bit, evaluated twice; random initial poses use torch's own RNG."""
     return Config(

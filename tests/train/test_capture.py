@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from capsroute.train import engine
+from capsroute.train import build
 from capsroute.train.build import Runtime
 from capsroute.train.capture import AHEAD, Graphs
 from capsroute.train.checkpoint import RunFolder
@@ -27,7 +27,7 @@ def losses(out):
 @pytest.fixture
 def staged(monkeypatch):
     """Makes the CPU go through the staged steps, whose graphs are plain functions there."""
-    monkeypatch.setattr(engine, "capture_note", lambda split, job, runtime: None)
+    monkeypatch.setattr(build, "capture_note", lambda split, job, runtime: None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_staged_steps_change_nothing(config, tmp_path, monkeypatch, part, change
         long = dataclasses.replace(long, **{part: inner})
     runtime = Runtime("cpu")
     train(long, tmp_path / "fed", runtime, Reporter())
-    monkeypatch.setattr(engine, "capture_note", lambda split, job, runtime: None)
+    monkeypatch.setattr(build, "capture_note", lambda split, job, runtime: None)
     train(long, tmp_path / "staged", runtime, Reporter())
     one, other = weights(tmp_path / "fed"), weights(tmp_path / "staged")
     assert all(torch.equal(one[key], other[key]) for key in one)

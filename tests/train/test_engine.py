@@ -9,7 +9,7 @@ import torch
 
 from capsroute import create_model
 from capsroute.models.weights import load_model, read_metadata
-from capsroute.train import engine
+from capsroute.train import build
 from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import DataConfig, ModelConfig, OptimConfig, load_config
@@ -70,6 +70,7 @@ def test_a_run_leaves_its_files(config, tmp_path):
     files = {path.name for path in out.iterdir()}
     assert files == {
         "config.json",
+        "data.json",
         "metrics.jsonl",
         "model.safetensors",
         "state.pt",
@@ -130,7 +131,7 @@ def test_a_run_stopped_while_it_is_evaluated_goes_on_bit_for_bit(
     config, tmp_path, monkeypatch, share, step, checkpoint_every, staged
 ):
     if staged:
-        monkeypatch.setattr(engine, "capture_note", lambda split, job, runtime: None)
+        monkeypatch.setattr(build, "capture_note", lambda split, job, runtime: None)
     config = dataclasses.replace(config, eval_batch_size=2, checkpoint_every=checkpoint_every)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     with monkeypatch.context() as patch:
@@ -206,6 +207,49 @@ def test_the_first_signal_is_told_once(config, tmp_path):
     with pytest.raises(Interrupted):
         run(config, tmp_path / "run", Listens(3, signal.SIGINT))
     assert told == [signal.SIGINT]
+
+
+class SignalInStep:
+    """Raises a user's signal in the middle of a step, counted from 0."""
+
+    def __init__(self, monkeypatch, step, signum):
+        original, self.finished = TrainStep.__call__, []
+
+        def cut(train_step, images, targets, share, now, whole):
+            if now.step == step:
+                signal.raise_signal(signum)
+            original(train_step, images, targets, share, now, whole)
+            self.finished.append(now.step)
+
+        monkeypatch.setattr(TrainStep, "__call__", cut)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_first_step_does_not_wait_for_it(config, tmp_path, monkeypatch, signum):
+    run(config, tmp_path / "whole")
+    out, handler = tmp_path / "run", signal.getsignal(signum)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="before the first step"):
+        SignalInStep(patch, 0, signum)
+        run(config, out)
+    assert not (out / "state.pt").exists() and signal.getsignal(signum) is handler
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
+        steps = SignalInStep(patch, 2, signum)  # with something to save: the step is finished
+        run(config, out)
+    assert steps.finished == [0, 1, 2] and caught.value.step == 3
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
+        steps = SignalInStep(patch, 3, signum)
+        run(config, out)
+    assert steps.finished == [] and caught.value.step == 3
+    assert torch.load(out / "state.pt", weights_only=True)["step"] == 3
+    run(config, out)
+    assert weights(out) == weights(tmp_path / "whole")
+
+
+def test_a_deadline_waits_for_the_first_step(config, tmp_path, monkeypatch):
+    SignalInStep(monkeypatch, 0, signal.SIGALRM)
+    with pytest.raises(Interrupted) as caught:
+        run(config, tmp_path / "run")
+    assert caught.value.step == 1 and (tmp_path / "run" / "state.pt").exists()
 
 
 def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, tmp_path):
@@ -435,6 +479,18 @@ def test_initial_weights_follow_the_seed(config):
         ({"sync_bn": True, "model": ModelConfig(bn_group=16)}, "`bn_group` must not be given"),
         ({"sync_bn": True, "optim": OptimConfig(accumulate=2)}, "`accumulate` must be 1 with"),
         ({"optim": OptimConfig(accumulate=9)}, r"`accumulate` must be between 1 and .* got 9"),
+        ({"optim": OptimConfig(accumulate=0)}, "`accumulate` must be at least 1, got 0"),
+        ({"optim": OptimConfig(milestones=(3, -1))}, r"`milestones` must not be negative, got"),
+        ({"optim": OptimConfig(capsule_decay=-1.0)}, "`capsule_decay` must be finite and not"),
+        ({"data": DataConfig(image_size=0)}, "`image_size` must be at least 1, got 0"),
+        ({"data": DataConfig(padding=-1)}, "`padding` must be at least 0, got -1"),
+        ({"data": DataConfig(cutout=-1)}, "`cutout` must be at least 0, got -1"),
+        ({"data": DataConfig(crop=0)}, "`crop` must be at least 1, got 0"),
+        ({"data": DataConfig(cutmix=1.5)}, r"`cutmix` must be in \[0, 1\], got 1.5"),
+        ({"data": DataConfig(validation=1.0)}, r"`validation` must be in \[0, 1\), got 1.0"),
+        ({"model": ModelConfig(bn_group=0)}, "`bn_group` must be at least 1, got 0"),
+        ({"model": ModelConfig(iterations=0)}, "`iterations` must be between 1 and 100, got 0"),
+        ({"model": ModelConfig(iterations=101)}, "`iterations` must be between 1 and 100, got 101"),
     ],
 )
 def test_configs_are_checked(with_changes, change, message):

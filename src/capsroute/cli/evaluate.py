@@ -28,6 +28,7 @@ from capsroute.models.weights import METADATA_KEY, load_model
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config, read_json
+from capsroute.train.data_record import changed_since, unknown_images_note
 from capsroute.train.evaluation import Evaluation, Point, evaluate, finite, robustness
 from capsroute.train.fit import check_fit
 from capsroute.train.pictures import draw_confusion, draw_robustness
@@ -85,6 +86,8 @@ def main(arguments: list[str]) -> None:
     config = run_config(checkpoint)
     model = _load_model(checkpoint, options.iterations)
     dataset, data = _load_data(options, config, model)
+    if config is not None and config.data.data == data:
+        _tell_of_changes(RunFolder(checkpoint.parent), dataset)
     crop = config.data.crop if config else None
     _check_fit(model, dataset, crop)
     _check_shift(options.shift, model)
@@ -196,6 +199,18 @@ def _load_data(
             raise MissingDataError(f"{error} (the run's data; `--data` names another)") from error
         raise
     return dataset, name
+
+
+def _tell_of_changes(run: RunFolder, dataset: Dataset) -> None:
+    """On stderr, if a folder of images is not the one that the run was trained on."""
+    note = unknown_images_note(run, dataset)
+    if change := changed_since(run, dataset):
+        note = (
+            f"the run's data has changed: {change}; "
+            "it may have been trained on some of the images that it is tested on"
+        )
+    if note:
+        print(note, file=sys.stderr)
 
 
 def _folder_size(model: ImageClassifier, run: DataConfig | None) -> int | tuple[int, int] | None:

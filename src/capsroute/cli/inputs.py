@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from capsroute.cli.errors import as_typed
-from capsroute.data.image_folder import open_image, why_unreadable
+from capsroute.data.decoding import open_image, why_unreadable
 from capsroute.inference import Predictor
 
 STDIN = "-"

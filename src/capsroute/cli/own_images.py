@@ -23,7 +23,7 @@ def folder_name(data: str) -> str:
 
 
 def as_begun(config: Config, out: Path, *, evaluations_open: bool) -> Config | None:
-    """The config with the length of the run in `out`, which goes on, be its images more or fewer.
+    """The config with the length of the run in `out`: what is asked for, before images are read.
 
     None where no run began with a length that this command works out, or where more differs.
     """

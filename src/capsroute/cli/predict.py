@@ -32,7 +32,7 @@ from capsroute.cli.inputs import (
 )
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import progress_bars
-from capsroute.data.image_folder import SUFFIXES, images_below
+from capsroute.data.listing import SUFFIXES, images_below
 from capsroute.inference import Prediction, Predictor
 
 READERS = 8  # threads; Pillow decodes outside Python's lock

@@ -35,6 +35,7 @@ from capsroute.nearest import nearest
 from capsroute.train.build import Runtime, load_data, model_to_start_from
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config
+from capsroute.train.data_record import check_listing
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.interruption import Interrupted
 
@@ -65,6 +66,8 @@ def main(arguments: list[str]) -> None:
         return
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
+    with as_typed(device="--device"):
+        device = choose_device(options.runtime.device).type
     config = _named(_with_model(_with_folder(options.config), rest), name)
     out = options.out or Path("runs") / config.experiment
     length_open = name == OWN_IMAGES and not (_given("--steps", rest) or _given("--epochs", rest))
@@ -86,14 +89,12 @@ def main(arguments: list[str]) -> None:
                 if length_open and begun is None:
                     images = len(dataset.train)
                     config = limit_epochs(config, images, evaluations_open=evaluations_open)
-                device = choose_device(options.runtime.device).type
                 for line in _plan(config, dataset, device, name, length_open):
                     reporter.message(line)
             summary = train(config, out, options.runtime, reporter, dataset)
     except Interrupted as stop:
         if first:
-            how = _resume_command(arguments)
-            print(f"{stop}; a checkpoint is in {out}. Resume with {how}", file=sys.stderr)
+            print(f"{stop}; {_how_to_go_on(out, arguments)}", file=sys.stderr)
         sys.exit(128 + stop.signum)
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -120,6 +121,7 @@ def _plan(
 
 def _tell_finished(config: Config, folder: RunFolder) -> None:
     folder.check(config)
+    check_listing(folder, config.data.data)
     summary = folder.read_summary()
     print(
         f"already finished in {folder.path}: test {summary['test_accuracy_last']:.2f} % after "
@@ -135,10 +137,11 @@ def _next_commands(config: Config, out: Path) -> str:
     return "\n".join(["next:", *(f"  {to_type(command, out, 'IMAGE')}" for command in commands)])
 
 
-def _resume_command(arguments: list[str]) -> str:
-    if "RANK" in os.environ:
-        return "the same torchrun command"
-    return to_type("train", *arguments)
+def _how_to_go_on(out: Path, arguments: list[str]) -> str:
+    same = "the same torchrun command" if "RANK" in os.environ else to_type("train", *arguments)
+    if RunFolder(out).state.exists():
+        return f"a checkpoint is in {out}. Resume with {same}"
+    return f"there was nothing to save. Begin again with {same}"
 
 
 def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:

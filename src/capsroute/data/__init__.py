@@ -11,7 +11,8 @@ from .datasets import Dataset, default_root, list_datasets, load_dataset
 from .diverse_multimnist import DiverseMultiMNIST
 from .download import Check, download, verify
 from .errors import DataError, MissingDataError
-from .image_folder import Skipped, load_image_folder
+from .image_folder import load_image_folder
+from .listing import Listing, Skipped, list_image_folder
 from .mnist import load_mnist
 from .preview import contact_sheet
 from .splits import ArraySplit, Split
@@ -24,6 +25,7 @@ __all__ = [
     "Dataset",
     "DiverseMultiMNIST",
     "EvalBatches",
+    "Listing",
     "MissingDataError",
     "Skipped",
     "Split",
@@ -32,6 +34,7 @@ __all__ = [
     "default_root",
     "download",
     "list_datasets",
+    "list_image_folder",
     "load_cifar",
     "load_dataset",
     "load_image_folder",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import DataError
-from .rng import below
+from .rng import AugmentDraws, below
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Augment:
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         if self.padding or self.crop:
-            images = random_crop(images, draws[:, 0:2], self.padding, self.crop)
+            images = random_crop(images, draws[:, AugmentDraws.CROP], self.padding, self.crop)
         if self.flip:
-            images = random_flip(images, draws[:, 2])
+            images = random_flip(images, draws[:, AugmentDraws.FLIP])
         if self.cutout:
-            images = cutout(images, draws[:, 3:5], self.cutout)
+            images = cutout(images, draws[:, AugmentDraws.CUTOUT], self.cutout)
         return images
 
 

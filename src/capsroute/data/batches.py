@@ -23,10 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .augment import Augment, center_crop, cutmix, to_float
-from .rng import below, check_seed, image_draws, permutation
+from .rng import DRAWS, AugmentDraws, Purpose, below, check_seed, image_draws, permutation
 from .splits import Batch, Split, move
-
-PARTNER = 5  # the draw that names the image to mix in; `cutmix` takes the two after it
 
 
 class TrainBatches:
@@ -92,13 +90,19 @@ class TrainBatches:
     def plan(self, step: int) -> Tensor:
         """This process's share of batch `step`: int64 `(n, 9)` on the CPU.
 
-        Column 0 is an image's index in the split, the others are its random numbers.
+        Column 0 is an image's index in the split, the others are its random numbers. Images that
+        are generated and augmented have eight more, of a stream of their own: the last eight are
+        always those of augmentation.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         start, stop = _share(self.global_size(step), self.rank, self.world)
         first = position * self.batch_size
         rows = self._order(epoch)[first + start : first + stop]
-        return torch.cat([rows[:, None], image_draws(self.seed, step, start, stop)], dim=1)
+        columns = [rows[:, None], image_draws(self.seed, step, start, stop)]
+        if self.split.generated and self.augment is not None:
+            purpose = Purpose.AUGMENT_GENERATED
+            columns.append(image_draws(self.seed, step, start, stop, purpose=purpose))
+        return torch.cat(columns, dim=1)
 
     def render(self, plan: Tensor) -> Batch:
         """Float images and targets of a plan, or of some rows of one.
@@ -113,15 +117,16 @@ class TrainBatches:
     def _augmented(self, plan: Tensor) -> Batch:
         images, targets = self.split.render(plan)
         if self.augment is not None:
-            images = self.augment(images, move(plan[:, 1:], self.split.device))
+            images = self.augment(images, move(plan[:, -DRAWS:], self.split.device))
         return images, targets
 
     def _mixed(self, images: Tensor, targets: Tensor, plan: Tensor) -> Batch:
         """With rectangles of other images; their indices are random numbers of the plan, too."""
-        partners = below(plan[:, 1 + PARTNER], len(self.split))
+        draws = plan[:, -DRAWS:]
+        partners = below(draws[:, AugmentDraws.PARTNER], len(self.split))
         others, their = self._augmented(torch.cat([partners[:, None], plan[:, 1:]], dim=1))
-        draws = move(plan[:, 1 + PARTNER + 1 :], self.split.device)
-        images, share = cutmix(images, others, draws, self.cutmix)
+        rectangles = move(draws[:, AugmentDraws.RECTANGLE], self.split.device)
+        images, share = cutmix(images, others, rectangles, self.cutmix)
         rows = [F.one_hot(labels, self.classes) for labels in (targets, their)]
         return images, rows[0] + share[:, None] * (rows[1] - rows[0])
 

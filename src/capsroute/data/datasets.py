@@ -17,9 +17,10 @@ from . import cifar
 from .diverse_multimnist import CANVAS, EPOCH, TEST_SEED, DiverseMultiMNIST
 from .download import mnist_folder
 from .errors import DataError, MissingDataError
-from .image_folder import ImageFolder, Skipped, StoredSplit, load_image_folder
+from .image_folder import ImageFolder, StoredSplit, load_image_folder
+from .listing import Listing, Skipped
 from .mnist import DigitArrays, find_idx, load_mnist
-from .splits import ArraySplit, Split, stratified_split
+from .splits import ArraySplit, Split, split_by_name, stratified_split
 
 Task = Literal["multiclass", "multilabel"]
 
@@ -56,6 +57,10 @@ class Dataset:
     test: Split
     skipped: tuple[Skipped, ...] = ()
     """Files of a folder that could not be read."""
+    listing: Listing | None = None
+    """A folder's images by name; None where the data is no folder of images."""
+    drawn: bool = False
+    """Whether some of a folder's images were drawn, by their names, to be held out."""
 
     def skipped_lines(self, most: int = 20) -> list[str]:
         """The files that were skipped, at most so many by name, and a count at the end."""
@@ -100,7 +105,8 @@ def load_dataset(
 
     `image_size` and `strict` apply to a folder of images: see `load_image_folder`. When the
     folder has no test part, a fifth of each class is held out for it, the same whatever `seed`
-    is: no run may train on the images that another is tested on.
+    is: no run may train on the images that another is tested on. What is held out of a folder is
+    chosen by the names of the files, so that it stays when others come or go (`split_by_name`).
     """
     if not 0 <= validation < 1:
         raise ValueError(f"`validation` (={validation}) must be in [0, 1)")
@@ -190,7 +196,10 @@ def _from_arrays(
     seed: int,
 ) -> Dataset:
     images, labels, test_images, test_labels = arrays
-    train, held_out = _set_aside(ArraySplit(images, labels), validation, seed)
+    train, held_out = ArraySplit(images, labels), None
+    if validation:
+        stay, held = stratified_split(labels, validation, seed)
+        train, held_out = train.subset(stay), train.subset(held)
     test = ArraySplit(test_images, test_labels)
     channels, height, width = images.shape[1:]
     return Dataset(
@@ -200,11 +209,13 @@ def _from_arrays(
 
 def _from_folder(name: str, folder: ImageFolder, validation: float, seed: int) -> Dataset:
     train, test, held_out = folder.train, folder.test, folder.validation
+    names, drawn = folder.train_names, False
     if test is None:
-        train, test = _set_aside(train, TEST_FRACTION, seed=0)
-        assert test is not None  # the fraction is not 0
-    if held_out is None:
-        train, held_out = _set_aside(train, validation, seed)
+        train, names, test = _set_aside(train, names, TEST_FRACTION, seed=0)
+        drawn = True
+    if held_out is None and validation:
+        train, names, held_out = _set_aside(train, names, validation, seed)
+        drawn = True
     return Dataset(
         name,
         "multiclass",
@@ -215,16 +226,17 @@ def _from_folder(name: str, folder: ImageFolder, validation: float, seed: int) -
         held_out,
         test,
         folder.skipped,
+        folder.listing,
+        drawn,
     )
 
 
 def _set_aside(
-    split: StoredSplit, fraction: float, seed: int
-) -> tuple[StoredSplit, StoredSplit | None]:
-    if not fraction:
-        return split, None
-    stay, held = stratified_split(split.targets, fraction, seed)
-    return split.subset(stay), split.subset(held)
+    split: StoredSplit, names: tuple[str, ...], fraction: float, seed: int
+) -> tuple[StoredSplit, tuple[str, ...], StoredSplit]:
+    """What stays, its names, and what is held out."""
+    stay, held = split_by_name(names, split.targets, fraction, seed)
+    return split.subset(stay), tuple(names[row] for row in stay.tolist()), split.subset(held)
 
 
 def _check_size(dataset: Dataset, image_size: int | tuple[int, int] | None) -> None:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import DataError
-from .rng import Purpose, below, image_draws
+from .rng import GeneratorDraws, Purpose, below, image_draws
 from .splits import Batch, render_one, resolve_device, row_of
 
 CANVAS = 36
@@ -105,6 +105,10 @@ class DiverseMultiMNIST:
     def resident(self) -> bool:
         return True
 
+    @property
+    def generated(self) -> bool:
+        return True
+
     def to(self, device: torch.device | str) -> DiverseMultiMNIST:
         where = resolve_device(device)
         return DiverseMultiMNIST(
@@ -149,15 +153,16 @@ class DiverseMultiMNIST:
         the digit's upper left corner.
         """
         blank = len(self.labels) - 1
-        first = below(draws[:, 1], blank)
+        first = below(draws[:, GeneratorDraws.FIRST], blank)
         kind = self.labels[first]
         start, size = self.class_start[kind], self.class_size[kind]
         # a uniform position among the digits outside [start, start + size)
-        other = below(draws[:, 2], blank - size)
+        other = below(draws[:, GeneratorDraws.SECOND], blank - size)
         other = other + size * (other >= start)
-        single = below(draws[:, 0], 6) == 0
+        single = below(draws[:, GeneratorDraws.SINGLE], 6) == 0
         second = other.masked_fill(single, blank)
-        return torch.stack([first, second], dim=1), below(draws[:, 3:5], SHIFTS * SHIFTS)
+        shifts = below(draws[:, GeneratorDraws.SHIFTS], SHIFTS * SHIFTS)
+        return torch.stack([first, second], dim=1), shifts
 
     def fixed_set(
         self, count: int = TEST_IMAGES, seed: int = TEST_SEED

@@ -27,6 +27,29 @@ class Purpose(IntEnum):
     IMAGES = 2
     SPLIT = 3
     FIXED_SET = 4
+    AUGMENT_GENERATED = 5
+
+
+class AugmentDraws:
+    """The columns of an image's draws that augmentation reads; its parts share none."""
+
+    CROP = slice(0, 2)
+    FLIP = 2
+    CUTOUT = slice(3, 5)
+    PARTNER = 5
+    RECTANGLE = slice(6, 8)
+
+
+class GeneratorDraws:
+    """The columns that DiverseMultiMNIST reads, of other draws than augmentation.
+
+    Were they the same, where an image is cropped would tell which digit it shows.
+    """
+
+    SINGLE = 0
+    FIRST = 1
+    SECOND = 2
+    SHIFTS = slice(3, 5)
 
 
 def image_draws(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from .augment import to_float
 from .errors import DataError
-from .rng import Purpose, random_keys
+from .rng import Purpose, check_seed, random_keys
 
 Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
@@ -36,6 +39,10 @@ class Split(Protocol):
     @property
     def resident(self) -> bool:
         """Whether the images live on `device` (or are generated there); else they stream."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether `render` itself reads an image's random numbers; augmentation needs others."""
 
     def to(self, device: torch.device | str) -> Split: ...
 
@@ -80,6 +87,10 @@ class ArraySplit:
     def resident(self) -> bool:
         return self.images.device == self.device
 
+    @property
+    def generated(self) -> bool:
+        return False
+
     def to(self, device: torch.device | str) -> ArraySplit:
         where = resolve_device(device)
         if not _fits(self.images, where):
@@ -115,17 +126,49 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
 
     One image at least of each class stays.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"the fraction held out (={fraction}) must be between 0 and 1")
-    counts = np.unique(labels.numpy(), return_counts=True)[1]
+    counts = _class_sizes(labels, fraction)
     keys = random_keys(seed, Purpose.SPLIT, 0, len(labels))
-    by_class = np.lexsort((keys, labels.numpy()))
-    place_in_class = np.concatenate([np.arange(count) for count in counts])
     # rounding the running sum makes the total right too
     quota = np.diff(np.rint(np.cumsum(counts) * fraction), prepend=0)
-    quota = np.repeat(np.minimum(quota, counts - 1), counts)
+    return _first_of_each_class(labels, keys, quota, fraction)
+
+
+def split_by_name(
+    names: Sequence[str], labels: Tensor, fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """As `stratified_split`, for images that come and go: a hash of its name places an image.
+
+    One image more or fewer in a class moves at most one other of that class, and none elsewhere.
+    So each class is rounded by itself, and one image is held out of any class that has two.
+    """
+    counts = _class_sizes(labels, fraction)
+    keys = np.array([_key(name, seed) for name in names], dtype=np.uint64)
+    quota = np.maximum(np.rint(counts * fraction), 1)
+    return _first_of_each_class(labels, keys, quota, fraction)
+
+
+def _key(name: str, seed: int) -> int:
+    salt = check_seed(seed).to_bytes(8, "little")
+    return int.from_bytes(
+        hashlib.blake2b(os.fsencode(name), digest_size=8, key=salt).digest(), "little"
+    )
+
+
+def _class_sizes(labels: Tensor, fraction: float) -> np.ndarray:
+    if not 0 < fraction < 1:
+        raise ValueError(f"the fraction held out (={fraction}) must be between 0 and 1")
+    return np.unique(labels.numpy(), return_counts=True)[1]
+
+
+def _first_of_each_class(
+    labels: Tensor, keys: np.ndarray, quota: np.ndarray, fraction: float
+) -> tuple[Tensor, Tensor]:
+    """Holds out the `quota` of each class whose keys come first; one image at least stays."""
+    counts = _class_sizes(labels, fraction)
+    by_class = np.lexsort((keys, labels.numpy()))
+    place_in_class = np.concatenate([np.arange(count) for count in counts])
     held = np.zeros(len(labels), dtype=bool)
-    held[by_class] = place_in_class < quota
+    held[by_class] = place_in_class < np.repeat(np.minimum(quota, counts - 1), counts)
     if not held.any():
         raise DataError(
             f"{fraction:g} of {len(labels)} images in {len(counts)} classes is no image at all; "

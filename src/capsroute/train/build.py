@@ -1,8 +1,9 @@
-"""From a config to the parts of a run: data, model, batches, and the model as training calls it."""
+"""From a config to all that a run works with: data, model, batches, steps, measurements."""
 
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,13 @@ from capsroute.models.base import ImageClassifier
 from capsroute.models.pretrained import load_backbone
 from capsroute.models.sources import KINDS, find_checkpoint
 from capsroute.models.weights import read_metadata
+from capsroute.train.capture import CapturedSteps, Graphs
 from capsroute.train.config import Config, ModelConfig
 from capsroute.train.distributed import Processes
+from capsroute.train.held_out import HeldOut
+from capsroute.train.optim import learning_rate
 from capsroute.train.reporting import Reporter
+from capsroute.train.step import Moment, TrainStep
 
 # A step has hundreds of small kernels: those that can run side by side become one, and each is
 # timed with several shapes of its blocks: some 5 % of a step (benchmarks/kernels/h200).
@@ -47,6 +52,72 @@ class Runtime:
         alone_on_gpu = job.device.type == "cuda" and job.world == 1
         yes = alone_on_gpu and importlib.util.find_spec("triton") is not None
         return replace(self, compile="yes" if yes else "no")
+
+
+@dataclass
+class Equipment:
+    """What a run works with."""
+
+    model: ImageClassifier
+    make_batches: Callable[[Processes], TrainBatches]
+    batches: TrainBatches
+    """This process's."""
+    steps: int
+    moment: Callable[[int], Moment]
+    train_step: TrainStep
+    captured: CapturedSteps | None
+    held_out: dict[str, HeldOut | None]
+
+    def release(self) -> None:
+        """Let go of the graphs, which hold a pool of memory."""
+        self.captured, self.held_out = None, {}
+
+
+def assemble(
+    config: Config,
+    dataset: Dataset,
+    runtime: Runtime,
+    job: Processes,
+    *,
+    fresh: bool,
+    tell: Callable[[str], None],
+) -> Equipment:
+    """All parts of a run, or the first reason why they do not fit.
+
+    A `fresh` run has no checkpoint, and starts from the weights that its config names. `tell` is
+    called with what a user should know.
+    """
+    runtime = runtime.resolve(job)
+    check_evaluation(config, dataset)
+    model = build_model(config, dataset).to(job.device)
+    if config.model.pretrained is not None and fresh:
+        tell(start_from_pretrained(model, config.model))
+    make_batches = partial(train_batches, config, dataset, dataset.train.to(job.device))
+    batches = make_batches(job)
+    steps = config.steps or config.epochs * batches.steps_per_epoch
+    moment = partial(moment_of, config, steps, batches.steps_per_epoch)
+    compile_part = partial(compiled, runtime=runtime)
+    wrapped = wrap(model, job, runtime, config)
+    train_step = TrainStep(wrapped, model, config, job.world, compile_part)
+    graphs, captured = None, None
+    if (uncaptured := capture_note(batches.split, job, runtime)) is None:
+        graphs, render = Graphs(job.device), compile_part(batches.render)
+        captured = CapturedSteps(graphs, batches, render, train_step, moment, steps)
+    measuring = train_step, config, job, graphs, compile_part
+    held_out = {
+        name: None if split is None else HeldOut(split, *measuring)
+        for name, split in (("val", dataset.validation), ("test", dataset.test))
+    }
+    for note in (batch_size_note(config, batches), uncaptured, batch_norm_note(model, job)):
+        if note:
+            tell(note)
+    return Equipment(model, make_batches, batches, steps, moment, train_step, captured, held_out)
+
+
+def moment_of(config: Config, steps: int, epoch_steps: int, step: int) -> Moment:
+    """Where in a run of so many steps a step is, counted from 0."""
+    lr = learning_rate(config.optim, step, steps, epoch_steps)
+    return Moment(step, lr, step / epoch_steps)
 
 
 def build_model(config: Config, dataset: Dataset) -> ImageClassifier:
@@ -170,6 +241,17 @@ def compiled(function: Callable, runtime: Runtime) -> Any:
     # runs of one process share what fits several of them, and do not count against each other
     limits.recompile_limit = limits.accumulated_recompile_limit = COMPILED_VARIANTS
     return torch.compile(function, dynamic=False, options=COMPILER_OPTIONS)
+
+
+def batch_size_note(config: Config, batches: TrainBatches) -> str | None:
+    """What a user should know whose batches hold all images."""
+    images = len(batches.split)
+    if config.batch_size <= images:
+        return None
+    return (
+        f"`batch_size` (={config.batch_size:,}) is more than the {images:,} training "
+        "images: every step takes all of them"
+    )
 
 
 def capture_note(split: Split, job: Processes, runtime: Runtime) -> str | None:

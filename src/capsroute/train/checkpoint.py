@@ -31,6 +31,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.json"
+        self.data = path / "data.json"
         self.state = path / "state.pt"
         self.model = path / "model.safetensors"
         self.metrics = path / "metrics.jsonl"
@@ -77,6 +78,10 @@ class RunFolder:
                 write_whole(self.config, config.to_json().encode())
         for leftover in self.path.glob(".*.tmp*"):  # of a process that was killed while writing
             leftover.unlink()
+
+    def write_data(self, record: dict[str, Any]) -> None:
+        with self._told_if_not_writable():
+            write_whole(self.data, (json.dumps(record, indent=1) + "\n").encode())
 
     @contextmanager
     def _told_if_not_writable(self) -> Iterator[None]:

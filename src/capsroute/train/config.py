@@ -8,6 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 LARGEST_SEED = 2**63  # processes add a little to it, and 64 bits must hold that
+MOST_ITERATIONS = 100  # the paper goes to 5; time and memory of a step grow with them
+AT_LEAST = {
+    "batch_size": 1,
+    "epochs": 1,
+    "steps": 1,
+    "seed": 0,
+    "eval_every": 0,
+    "eval_batch_size": 1,
+    "checkpoint_every": 0,
+    "accumulate": 1,
+    "bn_group": 1,
+    "image_size": 1,
+    "padding": 0,
+    "cutout": 0,
+    "crop": 1,
+}
+NOT_NEGATIVE = ("lr", "weight_decay", "capsule_decay", "clip")
+SHARES = ("validation", "momentum", "warmup", "label_smoothing", "ema")
 
 
 @dataclass(frozen=True)
@@ -21,7 +39,7 @@ class ModelConfig:
     schedule: Literal["concurrent", "sequential"] | None = None
     """Which layer routes when (inverted models)."""
     bn_group: int | None = None
-    """Images that a BatchNorm group sees (ResNet backbones); 16 is the paper's recipe."""
+    """Images that a BatchNorm group sees (models with BatchNorm); 16 is the paper's recipe."""
     layer_norm: bool | None = None
     """Off for ablation A (inverted models)."""
     activations: bool | None = None
@@ -128,29 +146,12 @@ class Config:
     """BatchNorm statistics over all processes (CUDA)."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("epochs", 1),
-            ("eval_every", 0),
-            ("eval_batch_size", 1),
-            ("checkpoint_every", 0),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
-        if self.seed >= LARGEST_SEED:
-            raise ValueError(f"`seed` must be below 2**63, got {self.seed}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"`steps` must be at least 1, got {self.steps}")
-        if not 1 <= self.optim.accumulate <= self.batch_size:
+        _check_numbers(_flat(dataclasses.asdict(self)))
+        if self.optim.accumulate > self.batch_size:
             raise ValueError(
                 f"`accumulate` must be between 1 and `batch_size` (={self.batch_size}), "
                 f"got {self.optim.accumulate}"
             )
-        for name in ("lr", "weight_decay", "capsule_decay", "clip"):
-            if not 0 <= (getattr(self.optim, name) or 0.0) < math.inf:
-                value = getattr(self.optim, name)
-                raise ValueError(f"`{name}` must be finite and not negative, got {value}")
         if self.sync_bn and self.model.bn_group is not None:
             raise ValueError(
                 f"`bn_group` must not be given with `sync_bn`, got {self.model.bn_group}"
@@ -158,14 +159,33 @@ class Config:
         if self.sync_bn and self.optim.accumulate > 1:
             # shares of a batch may differ by an image, and then so may their numbers of pieces
             raise ValueError(f"`accumulate` must be 1 with `sync_bn`, got {self.optim.accumulate}")
-        if not 0 <= self.data.cutmix <= 1:
-            raise ValueError(f"`cutmix` must be in [0, 1], got {self.data.cutmix}")
-        for name in ("ema", "label_smoothing", "warmup", "momentum"):
-            if not 0 <= getattr(self.optim, name) < 1:
-                raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self.optim, name)}")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def _check_numbers(fields: dict[str, Any]) -> None:
+    """Raise for the first number out of its range; what is None was not given."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name, least in AT_LEAST.items():
+        if given.get(name, least) < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {given[name]}")
+    for name in NOT_NEGATIVE:
+        if not 0 <= given.get(name, 0) < math.inf:
+            raise ValueError(f"`{name}` must be finite and not negative, got {given[name]}")
+    for name in SHARES:
+        if not 0 <= given[name] < 1:
+            raise ValueError(f"`{name}` must be in [0, 1), got {given[name]}")
+    if not 0 <= given["cutmix"] <= 1:
+        raise ValueError(f"`cutmix` must be in [0, 1], got {given['cutmix']}")
+    if given["seed"] >= LARGEST_SEED:
+        raise ValueError(f"`seed` must be below 2**63, got {given['seed']}")
+    if not 1 <= given.get("iterations", 1) <= MOST_ITERATIONS:
+        raise ValueError(
+            f"`iterations` must be between 1 and {MOST_ITERATIONS}, got {given['iterations']}"
+        )
+    if any(milestone < 0 for milestone in given["milestones"]):
+        raise ValueError(f"`milestones` must not be negative, got {given['milestones']}")
 
 
 def differences(config: Config, saved: dict[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,16 @@ from torch import Tensor
 
 from capsroute.data import Dataset
 from capsroute.models.weights import save_model
-from capsroute.train.build import (
-    Runtime,
-    batch_norm_note,
-    build_model,
-    capture_note,
-    check_evaluation,
-    compiled,
-    load_data,
-    start_from_pretrained,
-    train_batches,
-    wrap,
-)
-from capsroute.train.capture import CapturedSteps, Graphs
+from capsroute.train.build import Equipment, Runtime, assemble, load_data
 from capsroute.train.checkpoint import RunFolder, restore_rng, rng_state
 from capsroute.train.config import Config
+from capsroute.train.data_record import check_data, check_listing, record_data, unknown_images_note
 from capsroute.train.distributed import Processes, processes
-from capsroute.train.held_out import HeldOut
-from capsroute.train.interruption import Interrupted, stop_signals
+from capsroute.train.interruption import Interrupted, Stop, stop_signals
 from capsroute.train.log import RunLog
 from capsroute.train.metrics import Glance, averages
-from capsroute.train.optim import learning_rate
 from capsroute.train.provenance import summarize
 from capsroute.train.reporting import Reporter
-from capsroute.train.step import Moment, TrainStep
 
 LOOK_EVERY = 50  # steps between looks at the running loss
 
@@ -55,17 +40,28 @@ def train(
     `dataset` is the config's own, where the caller has read it already.
     """
     with processes(runtime.device) as job, stop_signals(reporter.stopping) as stop:
+        if job.world == 1:  # several must end together, which they agree on after a step
+            stop.idle_since = 0
         folder = RunFolder(out)
         folder.check(config)
         if job.same("whether the run is finished", folder.summary.exists()):
+            check_listing(folder, config.data.data)
             reporter.message(f"{out} is finished; nothing was trained")
             return folder.read_summary() if job.first else {}
         if dataset is None:
             dataset = load_data(config, reporter)
-        run = _Run(config, folder, runtime, reporter, job, dataset, stop)
+        check_data(folder, dataset)
+        if note := unknown_images_note(folder, dataset):
+            reporter.message(note)
+        title, board = config.experiment, runtime.tensorboard
+        log = RunLog(folder, title, tensorboard=board) if job.first else None
+        fresh = not folder.state.exists()
+        parts = assemble(config, dataset, runtime, job, fresh=fresh, tell=reporter.message)
+        run = _Run(config, folder, parts, log, reporter, job, stop)
         try:
             if job.first:  # nothing is written before the parts are known to fit
                 folder.claim(config)
+                record_data(folder, dataset)
             job.barrier()
             run.resume()
             run.loop()
@@ -75,58 +71,25 @@ def train(
 
 
 class _Run:
-    """A run under way."""
+    """A run under way: where it is, and what comes next."""
 
     def __init__(
         self,
         config: Config,
         folder: RunFolder,
-        runtime: Runtime,
+        parts: Equipment,
+        log: RunLog | None,
         reporter: Reporter,
         job: Processes,
-        dataset: Dataset,
-        stop: list[int],
+        stop: Stop,
     ) -> None:
-        self.stop = stop
-        self.config, self.folder, self.reporter, self.job = config, folder, reporter, job
-        runtime = runtime.resolve(job)
-        title, board = config.experiment, runtime.tensorboard
-        self.log = RunLog(folder, title, tensorboard=board) if job.first else None
-        check_evaluation(config, dataset)
-        self.model = build_model(config, dataset).to(job.device)
-        if config.model.pretrained is not None and not folder.state.exists():
-            reporter.message(start_from_pretrained(self.model, config.model))
-        self.make_batches = partial(train_batches, config, dataset, dataset.train.to(job.device))
-        self.batches = self.make_batches(job)
-        self.epoch_steps = self.batches.steps_per_epoch
-        if config.batch_size > (images := len(self.batches.split)):
-            reporter.message(
-                f"`batch_size` (={config.batch_size:,}) is more than the {images:,} training "
-                "images: every step takes all of them"
-            )
-        self.steps = config.steps or config.epochs * self.epoch_steps
-        wrapped = wrap(self.model, job, runtime, config)
-        self.compile_part = partial(compiled, runtime=runtime)
-        self.train_step = TrainStep(wrapped, self.model, config, job.world, self.compile_part)
-        self.graphs, self.captured = None, None
-        if (note := capture_note(self.batches.split, job, runtime)) is None:
-            self.graphs = Graphs(job.device)
-            render = self.compile_part(self.batches.render)
-            self.captured = CapturedSteps(
-                self.graphs, self.batches, render, self.train_step, self.moment, self.steps
-            )
-        elif note:
-            reporter.message(note)
-        parts = self.train_step, config, job, self.graphs, self.compile_part
-        self.held_out = {
-            name: None if split is None else HeldOut(split, *parts)
-            for name, split in (("val", dataset.validation), ("test", dataset.test))
-        }
+        self.config, self.folder, self.log, self.reporter = config, folder, log, reporter
+        self.parts, self.job, self.stop = parts, job, stop
+        self.model, self.train_step, self.batches = parts.model, parts.train_step, parts.batches
+        self.steps, self.epoch_steps = parts.steps, parts.batches.steps_per_epoch
         self.glance, self.rate = Glance(), 0.0
         self.step, self.seconds = 0, 0.0
         self.saved_step, self.evaluation_due = -1, False
-        if note := batch_norm_note(self.model, job):
-            reporter.message(note)
 
     def resume(self) -> None:
         """Go back to the last checkpoint; metrics after it will be measured again.
@@ -138,6 +101,8 @@ class _Run:
             self.train_step.load_state_dict(state)
             self.step, self.seconds = state["step"], state["seconds"]
             self.saved_step = self.step
+            if self.stop.idle_since is not None:
+                self.stop.idle_since = self.step
             self.evaluation_due = state.get("evaluation_due", False)  # unknown to older versions
             if self.job.first:  # the sums over all processes
                 self.train_step.totals.sums.copy_(state["totals"])
@@ -176,7 +141,7 @@ class _Run:
             elif self.step % LOOK_EVERY == 0:
                 # several processes must look together, so they wait; a captured run is one process
                 so_far = self.seconds + time.perf_counter() - started
-                self.look(so_far, wait=self.captured is None)
+                self.look(so_far, wait=self.parts.captured is None)
 
     def must_stop(self, count: int) -> bool:
         """Whether a signal came to any process, asked with a count of steps or of batches.
@@ -184,27 +149,26 @@ class _Run:
         Signals reach processes at different times; they agree now and then, and stop together.
         """
         agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
-        return count % agree_every == 0 and self.job.any(bool(self.stop))
+        return count % agree_every == 0 and self.job.any(bool(self.stop.received))
 
     def interrupted(self) -> Interrupted:
-        return Interrupted(self.stop[0] if self.stop else signal.SIGTERM, self.step)
+        received = self.stop.received  # of other processes, if not here
+        return Interrupted(received[0] if received else signal.SIGTERM, self.step)
 
     def one_step(self) -> None:
-        (self.captured or self.uncaptured_step)(self.step)
+        (self.parts.captured or self.uncaptured_step)(self.step)
         self.step += 1
+        self.stop.idle_since = None
 
     def uncaptured_step(self, step: int) -> None:
         images, targets = self.batches.batch(step)
         size = self.batches.global_size(step)
         share = len(images) / size
         if share == 0.0:  # a last batch smaller than the job: go along with weight zero
-            everyones = self.make_batches(Processes(0, 1, self.job.device))
+            everyones = self.parts.make_batches(Processes(0, 1, self.job.device))
             images, targets = (part[:1] for part in everyones.batch(step))
-        self.train_step(images, targets, share, self.moment(step), self.batches.is_whole(size))
-
-    def moment(self, step: int) -> Moment:
-        lr = learning_rate(self.config.optim, step, self.steps, self.epoch_steps)
-        return Moment(step, lr, step / self.epoch_steps)
+        moment, whole = self.parts.moment(step), self.batches.is_whole(size)
+        self.train_step(images, targets, share, moment, whole)
 
     def clock(self, started: float) -> float:
         """Seconds since `started`, the device's work included."""
@@ -231,7 +195,7 @@ class _Run:
                 f"loss or weights were not finite in step {min(found)}{kept} ({self.folder.path}). "
                 "Try a lower `--lr`, `--clip 1` or `--dtype float32`, in a new folder"
             )
-        if wait or self.captured is None:  # else the host is ahead of what it would count
+        if wait or self.parts.captured is None:  # else the host is ahead of what it would count
             self.rate = self.images_seen() / max(seconds, 1e-9)
         self.reporter.progress(self.step, *averages(*sums), self.rate)
 
@@ -251,12 +215,12 @@ class _Run:
         record: dict[str, Any] = {
             "step": self.step,
             "epoch": epoch,
-            "lr": self.moment(self.step - 1).lr,
+            "lr": self.parts.moment(self.step - 1).lr,
             "train_loss": loss,
             "train_accuracy": accuracy,
         }
         self.job.share(self.train_step.buffers())
-        for name, held in self.held_out.items():
+        for name, held in self.parts.held_out.items():
             measured = (None, None) if held is None else held.measure(epoch, self.must_stop)
             if measured is None:
                 if self.saved_step != self.step:
@@ -293,8 +257,7 @@ class _Run:
         return summary
 
     def close(self) -> None:
-        # they hold this run, and a pool of memory
-        self.captured, self.graphs, self.held_out = None, None, {}
+        self.parts.release()
         if self.log is not None:
             self.log.close()
         self.folder.release()

@@ -3,36 +3,55 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 
-class Interrupted(Exception):  # noqa: N818  # not an error, an answer to a signal
-    """A signal ended the run after a checkpoint; the same command resumes it."""
+class Interrupted(BaseException):
+    """A signal ended the run, which the same command resumes from its last checkpoint.
+
+    Like KeyboardInterrupt it may come in the middle of anything, and nothing that catches errors
+    on the way shall take it for one.
+    """
 
     def __init__(self, signum: int, step: int) -> None:
-        super().__init__(f"stopped by signal {signum} after step {step}")
+        when = f"after step {step}" if step else "before the first step was done"
+        super().__init__(f"stopped by signal {signum} {when}")
         self.signum, self.step = signum, step
 
 
+@dataclass
+class Stop:
+    """What signals asked for so far."""
+
+    received: list[int] = field(default_factory=list)
+    idle_since: int | None = None
+    """The step that a run began or resumed with, while there is nothing after it to save."""
+
+
 @contextmanager
-def stop_signals(tell: Callable[[int], None] = lambda signum: None) -> Iterator[list[int]]:
+def stop_signals(tell: Callable[[int], None] = lambda signum: None) -> Iterator[Stop]:
     """Signals that ask for an end are noted; the loop finishes its step. A second one kills.
 
-    `tell` is called with the first.
+    `tell` is called with the first. While the run is idle, the first raises `Interrupted` at once:
+    a first step may take for ever. A deadline leaves time for a step, and waits for it.
     """
-    received: list[int] = []
+    stop = Stop()
 
     def note(signum: int, _: FrameType | None) -> None:
-        received.append(signum)
-        if len(received) == 1:
-            tell(signum)
+        stop.received.append(signum)
         if signum != signal.SIGALRM:  # which repeats
             signal.signal(signum, signal.SIG_DFL)
+            step, stop.idle_since = stop.idle_since, None  # once: another must not end the end
+            if step is not None:
+                raise Interrupted(signum, step)
+        if len(stop.received) == 1:
+            tell(signum)
 
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
     before = {s: signal.signal(s, note) for s in signals}
     try:
-        yield received
+        yield stop
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
