@@ -93,7 +93,7 @@ def timings(tmp_path):
 def test_numbers_in_a_page(timings, tmp_path, text, problem):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\nIt takes <!-- bench: {text} on one H200.\n")
-    found = check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path)
+    found = check_markers(page, Measured({}, read_costs(timings)), tmp_path)
     assert len(found) == (problem is not None)
     assert problem is None or (problem in found[0] and "\n" not in found[0])
 
@@ -101,14 +101,14 @@ def test_numbers_in_a_page(timings, tmp_path, text, problem):
 def test_a_marker_in_backticks_is_an_example(timings, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Write `<!-- bench: cnn_cifar10 train median_ms -->9.9`.")
-    assert check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path) == []
+    assert check_markers(page, Measured({}, read_costs(timings)), tmp_path) == []
 
 
 @pytest.mark.parametrize("start", ["  ", "- ", "> ", "12. * "])
 def test_a_marker_that_begins_a_line_would_break_its_paragraph(timings, tmp_path, start):
     page = tmp_path / "page.md"
     page.write_text(f"It takes\n{start}<!-- bench: {MODEL}:2 train median_ms -->2.5 ms.\n")
-    (problem,) = check_markers(page, Measured({}, read_costs(timings), {}, {}), tmp_path)
+    (problem,) = check_markers(page, Measured({}, read_costs(timings)), tmp_path)
     assert problem == f"{page}, line 2: a marker must not begin a line or an item"
 
 

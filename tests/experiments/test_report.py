@@ -11,8 +11,9 @@ from capsroute.experiments.check import check, check_markers
 from capsroute.experiments.costs import Costs
 from capsroute.experiments.evidence import Spread, read_all
 from capsroute.experiments.figures import drawn_from
+from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.presets import preset
-from capsroute.experiments.report import FIGURES, TIMINGS, Measured, figures
+from capsroute.experiments.report import TIMINGS, Measured, figures
 from capsroute.experiments.tables import all_tables
 from small_experiments import report, row_of, write_diverged, write_evidence
 
@@ -235,14 +236,14 @@ def test_numbers_in_a_page(results, tmp_path, text, problem):
     page.write_text(f"# Title\n\nWe get <!-- results: {text} on one H200.\n")
     (results / "others").mkdir()
     (results / "others" / "maps.r2.json").write_text('{"a": {"b": 0.7967}, "each": [0, 0.25]}')
-    found = check_markers(page, Measured(read_all(results), Costs(tmp_path, {}), {}, {}), results)
+    found = check_markers(page, Measured(read_all(results), Costs(tmp_path, {})), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]
 
 
 def test_the_mean_of_the_seeds_that_did_not_diverge_is_no_number_for_a_page(results, tmp_path):
     write_diverged(results, "inverted_resnet_cifar10_r2", seed=3)
-    measured = Measured(read_all(results), Costs(tmp_path, {}), {}, {})
+    measured = Measured(read_all(results), Costs(tmp_path, {}))
     page = tmp_path / "page.md"
     marker = "We get <!-- results: inverted_resnet_cifar10_r2 test_accuracy_best {} %"
     page.write_text(marker.format("mean -->94.70"))
@@ -265,9 +266,7 @@ def test_evidence_of_a_changed_tree_is_none(results):
 def test_a_marker_in_backticks_is_an_example(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Write `<!-- results: cnn_cifar10 test_accuracy_last mean -->87.1`.")
-    assert (
-        check_markers(page, Measured(read_all(results), Costs(tmp_path, {}), {}, {}), results) == []
-    )
+    assert check_markers(page, Measured(read_all(results), Costs(tmp_path, {})), results) == []
 
 
 def test_what_is_committed_is_traced():

@@ -14,8 +14,9 @@ from capsroute.experiments.evidence import (
     spread,
 )
 from capsroute.experiments.figures import drawn_from
+from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.presets import list_experiments
-from capsroute.experiments.report import FIGURES, Measured, figures, results_text
+from capsroute.experiments.report import Measured, figures, results_text
 from capsroute.models import model_info
 
 NAMED = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit")

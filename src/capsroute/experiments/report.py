@@ -1,6 +1,6 @@
 """RESULTS.md and its figures, from the committed evidence and timings alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,20 +14,14 @@ from capsroute.experiments.costs import (
     step_table,
 )
 from capsroute.experiments.evidence import Result, counted, diverged, read_all, spread
-from capsroute.experiments.figures import Figure, convergence, cost, iterations, settling
-from capsroute.experiments.movement import SHOWN, read_movements
+from capsroute.experiments.figures import Figure, convergence, cost, iterations
+from capsroute.experiments.markdown import FIGURES, markdown_picture, markdown_table
 from capsroute.experiments.presets import preset
-from capsroute.experiments.sharpness import read_sharper
+from capsroute.experiments.studies import Studies
 from capsroute.experiments.tables import ITERATIONS, ROUTINGS, Table, all_tables
 from capsroute.files import write_whole
 from capsroute.models import model_info
 
-NUMBERS = (
-    *("params", "paper", "last epoch", "best test epoch", "iterations", "seed"),
-    *("batch", "ms", "÷ backbone", "peak MiB", "images/s"),
-    *("poses made", "votes of an iteration", "peak", "peak, reference"),
-)
-FIGURES = Path("results/figures")
 TIMINGS = Path("benchmarks/gpu.csv")
 Evidence = dict[str, list[Result]]
 
@@ -56,29 +50,26 @@ class Measured(NamedTuple):
 
     evidence: Evidence
     costs: Costs
-    movements: Mapping[str, dict[str, Any]]
-    sharper: Mapping[str, dict[str, Any]]
+    studies: Studies = Studies()
 
     @classmethod
     def read(cls, results: Path, timings: Path) -> "Measured":
-        return cls(
-            read_all(results), read_costs(timings), read_movements(results), read_sharper(results)
-        )
+        return cls(read_all(results), read_costs(timings), Studies.read(results))
 
 
 def results_text(measured: Measured, figures: Sequence[Figure]) -> str:
     """RESULTS.md."""
-    evidence, costs, movements, sharper = measured
+    evidence, costs, studies = measured
     drawn = {figure.name: figure for figure in figures}
     sections = [INTRODUCTION, _progress(evidence)]
     for table in all_tables():
         rows = [experiment_row(row, evidence.get(row.experiment, [])) for row in table.rows]
-        section = [f"## {table.title}", _markdown(row_headings(table), rows)]
+        section = [f"## {table.title}", markdown_table(row_headings(table), rows)]
         names = [f"convergence_{table.key}", table.key]
-        section += [_picture(drawn[name]) for name in names if name in drawn]
+        section += [markdown_picture(drawn[name]) for name in names if name in drawn]
         sections.append("\n\n".join(section))
     sections += [_costs(costs, drawn), _memory(costs)]
-    sections += [_settling(movements, drawn), _sharper(sharper)]
+    sections += studies.sections(drawn)
     sections += [_left_out(evidence), _runs(evidence)]
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
 
@@ -94,8 +85,8 @@ def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
         "times as long as the backbone alone with average pooling and a linear layer, in the same "
         "run."
     )
-    figure = [_picture(drawn["cost"])] if "cost" in drawn else []
-    return "\n\n".join(["## What it costs", *figure, text, _markdown(headings, rows)])
+    figure = [markdown_picture(drawn["cost"])] if "cost" in drawn else []
+    return "\n\n".join(["## What it costs", *figure, text, markdown_table(headings, rows)])
 
 
 def _memory(costs: Costs) -> str:
@@ -110,54 +101,7 @@ def _memory(costs: Costs) -> str:
         "votes that one iteration would store; reference stores them, as the formula reads. –: "
         "not measured, too large."
     )
-    return "\n\n".join(["### Memory of the routing", text, _markdown(headings, rows)])
-
-
-def _settling(movements: Mapping[str, dict[str, Any]], drawn: Mapping[str, Figure]) -> str:
-    if not movements:
-        return ""
-    rows = []
-    for name, found in movements.items():
-        moved, right = found["movement"][-1], found["accuracy"]
-        trained = found["trained_with"] - 1
-        cells = [name, f"{found['images']:,}", f"{found['unevenness'][-1][trained]:.3f}"]
-        cells += [f"{right[index]:.1f}" for index in (trained, -1)]
-        rows.append([*cells, *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
-    last = len(next(iter(movements.values()))["accuracy"])
-    headings = ["model", "images", "unevenness", "accuracy as trained", f"after {last} iterations"]
-    headings += [f"movement at {t}" for t in SHOWN]
-    text = (
-        "Trained models, routed for longer than they were trained with, every layer in each "
-        "iteration: how far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, and "
-        "the accuracy if routing stopped there (`tools/pose_movement.py`). Unevenness: the root of "
-        "the mean of (M r − 1)² over the class layer's coefficients r in the last iteration that "
-        "the model was trained with; 0 where all M parents get the same share of every child."
-    )
-    section = ["## Does the routing settle?", text, _markdown(headings, rows)]
-    return "\n\n".join([*section, _picture(drawn["settling"])])
-
-
-def _sharper(sharper: Mapping[str, dict[str, Any]]) -> str:
-    if not sharper:
-        return ""
-    factors = next(iter(sharper.values()))["factors"]
-    headings = ["model", "images", "transforms", "gains", *(f"× {factor:,}" for factor in factors)]
-    rows = []
-    for name, found in sharper.items():
-        sizes = [", ".join(f"{x:.2g}" for x in found[key]) for key in ("transforms", "gains")]
-        pairs = zip(found["accuracy"], found["unevenness"], strict=True)
-        rows.append(
-            [name, f"{found['images']:,}", *sizes, *(f"{a:.1f} ({u:.2g})" for a, u in pairs)]
-        )
-    text = (
-        "Trained models, every agreement scaled by a factor (0: even shares), nothing else "
-        "changed: the accuracy and, in brackets, the unevenness of the class layer "
-        "(`tools/sharper_routing.py`). "
-        "Transforms: how large those of each routed layer are beside their initial scale; gains: "
-        "LayerNorm's, of the primary capsules and of each routed layer (root mean squares, 1 at "
-        "first). A vote is as large as a transform times the gain below it."
-    )
-    return "\n\n".join(["## Would sharper routing help?", text, _markdown(headings, rows)])
+    return "\n\n".join(["### Memory of the routing", text, markdown_table(headings, rows)])
 
 
 def _progress(evidence: Evidence) -> str:
@@ -165,10 +109,6 @@ def _progress(evidence: Evidence) -> str:
     ended = [name for name in printed if evidence.get(name)]
     verb = "has" if len(ended) == 1 else "have"
     return f"Of the paper's {len(printed)} experiments, {len(ended)} {verb} been run."
-
-
-def _picture(figure: Figure) -> str:
-    return f"![{figure.caption}]({(FIGURES / figure.name).as_posix()}.png)\n\n*{figure.caption}*"
 
 
 def _left_out(evidence: Evidence) -> str:
@@ -196,19 +136,13 @@ def _runs(evidence: Evidence) -> str:
         commit = f"`{str(about['commit'])[:8]}`{' with changes' if about['dirty'] else ''}"
         rows.append([name, str(run.seed), *shown, about["device"], about["torch"], commit])
     headings = ["run", "seed", "last epoch", "best test epoch", "device", "torch", "commit"]
-    table = _markdown(headings, rows) if rows else f"None: {NOT_RUN}."
+    table = markdown_table(headings, rows) if rows else f"None: {NOT_RUN}."
     return f"## Every run\n\n{table}"
-
-
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rules = ["---:" if heading in NUMBERS else "---" for heading in headings]
-    lines = [headings, rules, *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def figures(measured: Measured) -> list[Figure]:
     """What there are numbers for."""
-    evidence, costs, movements, _ = measured
+    evidence, costs, studies = measured
     found = []
     for table in all_tables():
         if panels := _panels(table, evidence):
@@ -220,20 +154,7 @@ def figures(measured: Measured) -> list[Figure]:
     if shown := cost_figure(costs):
         caption = f"Time and memory against routing iterations ({shown['title']})"
         found.append(Figure("cost", caption, cost, shown))
-    if movements:
-        lines = {
-            name: {
-                "initial_poses": each["initial_poses"],
-                "class_movement": each["movement"][-1],
-                "accuracy": each["accuracy"],
-            }
-            for name, each in movements.items()
-        }
-        caption = (
-            "How far poses move, and the accuracy, when routing goes on for longer than trained"
-        )
-        found.append(Figure("settling", caption, settling, lines))
-    return found
+    return found + studies.figures()
 
 
 def _panels(table: Table, evidence: Evidence) -> dict[str, dict[str, list[Any]]]:

@@ -1,0 +1,160 @@
+"""Sections of the report that look closer: into trained models, and at how recipes were chosen.
+
+Each is made from the files that a tool wrote into its folder of results/, and left out where there
+are none.
+"""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from capsroute.experiments.figures import Figure, settling
+from capsroute.experiments.markdown import markdown_picture, markdown_table
+from capsroute.experiments.movement import SHOWN, read_movements
+from capsroute.experiments.sharpness import read_sharper
+
+BATCH_NORM = "batch_norm"  # folders under results/
+TUNING = "tuning"
+Found = Mapping[str, Mapping[str, Any]]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Studies(NamedTuple):
+    """What the tools measured, by model, run or preset."""
+
+    movements: Found = NOTHING
+    sharper: Found = NOTHING
+    batch_norm: Found = NOTHING
+    tuning: Mapping[str, list[dict[str, str]]] = NOTHING
+
+    @classmethod
+    def read(cls, results: Path) -> "Studies":
+        return cls(
+            read_movements(results),
+            read_sharper(results),
+            {path.stem: json.loads(path.read_text()) for path in _files(results / BATCH_NORM)},
+            {path.stem: _rows(path) for path in _files(results / TUNING)},
+        )
+
+    def sections(self, drawn: Mapping[str, Figure]) -> list[str]:
+        """Markdown; an empty one for what was not measured."""
+        return [
+            _settling(self.movements, drawn),
+            _sharper(self.sharper),
+            _batch_norm(self.batch_norm),
+            _tuning(self.tuning),
+        ]
+
+    def figures(self) -> list[Figure]:
+        if not self.movements:
+            return []
+        lines = {
+            name: {
+                "initial_poses": each["initial_poses"],
+                "class_movement": each["movement"][-1],
+                "accuracy": each["accuracy"],
+            }
+            for name, each in self.movements.items()
+        }
+        caption = (
+            "How far poses move, and the accuracy, when routing goes on for longer than trained"
+        )
+        return [Figure("settling", caption, settling, lines)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix in (".json", ".csv"))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _settling(movements: Found, drawn: Mapping[str, Figure]) -> str:
+    if not movements:
+        return ""
+    rows = []
+    for name, found in movements.items():
+        moved, right = found["movement"][-1], found["accuracy"]
+        trained = found["trained_with"] - 1
+        cells = [name, f"{found['images']:,}", f"{found['unevenness'][-1][trained]:.3f}"]
+        cells += [f"{right[index]:.1f}" for index in (trained, -1)]
+        rows.append([*cells, *(f"{moved[t - 2]:.4f}" for t in SHOWN)])
+    last = len(next(iter(movements.values()))["accuracy"])
+    headings = ["model", "images", "unevenness", "accuracy as trained", f"after {last} iterations"]
+    headings += [f"movement at {t}" for t in SHOWN]
+    text = (
+        "Trained models, routed for longer than they were trained with, every layer in each "
+        "iteration: how far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, and "
+        "the accuracy if routing stopped there (`tools/pose_movement.py`). Unevenness: the root of "
+        "the mean of (M r − 1)² over the class layer's coefficients r in the last iteration that "
+        "the model was trained with; 0 where all M parents get the same share of every child."
+    )
+    section = ["## Does the routing settle?", text, markdown_table(headings, rows)]
+    return "\n\n".join([*section, markdown_picture(drawn["settling"])])
+
+
+def _sharper(sharper: Found) -> str:
+    if not sharper:
+        return ""
+    factors = next(iter(sharper.values()))["factors"]
+    headings = ["model", "images", "transforms", "gains", *(f"× {factor:,}" for factor in factors)]
+    rows = []
+    for name, found in sharper.items():
+        sizes = [", ".join(f"{x:.2g}" for x in found[key]) for key in ("transforms", "gains")]
+        pairs = zip(found["accuracy"], found["unevenness"], strict=True)
+        rows.append(
+            [name, f"{found['images']:,}", *sizes, *(f"{a:.1f} ({u:.2g})" for a, u in pairs)]
+        )
+    text = (
+        "Trained models, every agreement scaled by a factor (0: even shares), nothing else "
+        "changed: the accuracy and, in brackets, the unevenness of the class layer "
+        "(`tools/sharper_routing.py`). "
+        "Transforms: how large those of each routed layer are beside their initial scale; gains: "
+        "LayerNorm's, of the primary capsules and of each routed layer (root mean squares, 1 at "
+        "first). A vote is as large as a transform times the gain below it."
+    )
+    return "\n\n".join(["## Would sharper routing help?", text, markdown_table(headings, rows)])
+
+
+def _batch_norm(found: Found) -> str:
+    if not found:
+        return ""
+    rows = [
+        [name, *(f"{each[key]:.2f}" for key in ("accuracy_as_trained", "accuracy"))]
+        for name, each in found.items()
+    ]
+    images = {f"{each['images']:,}" for each in found.values()}
+    text = (
+        "The paper's recipe keeps running statistics of the first 16 images of each batch alone. "
+        f"Here they are replaced by averages over {' or '.join(sorted(images))} augmented training "
+        "images, the weights as they are: accuracy on the test images, in float32 "
+        "(`tools/batch_norm_statistics.py`)."
+    )
+    table = markdown_table(["run", "as trained", "better statistics"], rows)
+    return "\n\n".join(["## Do better BatchNorm statistics help?", text, table])
+
+
+def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
+    if not tuning:
+        return ""
+    rows = [
+        [
+            *(name, f"`{row['change']}`", row["epochs"], row["seed"]),
+            f"{float(row['val_accuracy']):.2f}" if row["val_accuracy"] else "diverged",
+            f"`{row['commit'][:8]}`",
+        ]
+        for name, rows in tuning.items()
+        for row in rows
+    ]
+    text = (
+        "How our own recipes were chosen (`tools/tune_recipe.py`): a fifth of the training images "
+        "is held back, and the accuracy on them after the last epoch counts; no test image is "
+        "looked at. A change is one to the preset as it was at the commit named."
+    )
+    headings = ["preset", "change", "epochs", "seed", "held back", "commit"]
+    return "\n\n".join(["## Tuning", text, markdown_table(headings, rows)])

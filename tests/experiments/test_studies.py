@@ -1,0 +1,34 @@
+"""Sections of the report that look closer."""
+
+import json
+
+from capsroute.experiments.studies import Studies
+
+
+def test_what_was_not_measured_has_no_section(tmp_path):
+    studies = Studies.read(tmp_path)
+    assert studies == Studies()
+    assert not any(studies.sections({})) and not studies.figures()
+
+
+def test_batch_norm_statistics(tmp_path):
+    found = {"images": 10_000, "accuracy_as_trained": 75.45, "accuracy": 75.5}
+    (tmp_path / "batch_norm").mkdir()
+    (tmp_path / "batch_norm" / "mine_seed0.json").write_text(json.dumps(found))
+    (section,) = filter(None, Studies.read(tmp_path).sections({}))
+    assert "averages over 10,000 augmented training images" in section
+    assert section.endswith("| mine_seed0 | 75.45 | 75.50 |")
+
+
+def test_tuning(tmp_path):
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "fast.csv").write_text(
+        "change,epochs,seed,val_accuracy,seconds,device,commit,config\n"
+        "as it is,100,0,94.1,80,H200,0123456789,aa\n"
+        "optim.lr=9,100,0,,,,0123456789,bb\n"
+    )
+    (section,) = filter(None, Studies.read(tmp_path).sections({}))
+    assert section.splitlines()[-2:] == [
+        "| fast | `as it is` | 100 | 0 | 94.10 | `01234567` |",
+        "| fast | `optim.lr=9` | 100 | 0 | diverged | `01234567` |",
+    ]
