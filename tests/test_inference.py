@@ -9,8 +9,9 @@ from PIL import Image
 
 import capsroute
 from capsroute.data.decoding import decode
-from capsroute.inference import Description, Prediction, Predictor
+from capsroute.inference import Prediction, Predictor
 from capsroute.models import pretrained
+from capsroute.models.description import Description
 from capsroute.models.weights import save_model
 
 SIZE = 20
@@ -106,7 +107,7 @@ def test_what_is_no_model_is_one_line(tmp_path, checkpoint):
 def test_an_exported_file_runs_on_the_cpu_alone(tmp_path, monkeypatch):
     description = Description("m", ["a", "b"], (2, 2), 1, False, iterations=2)
     loaded = (description, lambda images: torch.full((len(images), 2), 0.5))
-    monkeypatch.setattr("capsroute.export.load_exported", lambda path: loaded)
+    monkeypatch.setattr("capsroute.inference.load_exported", lambda path: loaded)
     file = tmp_path / "model.onnx"
     file.touch()
     for device in ("auto", "cpu"):

@@ -8,6 +8,7 @@ results/batch_norm/<run>.json: the accuracy on the test images before and after.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def measure(run: Path, options: argparse.Namespace) -> Path:
         "accuracy_as_trained": before,
         "accuracy": accuracy(model, test),
     }
-    return write_measurement(RESULTS / f"{run.name}.json", found, device)
+    return write_measurement(RESULTS / f"{run.name}.json", found, device, sys.argv)
 
 
 def main() -> None:

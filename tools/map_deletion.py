@@ -8,6 +8,7 @@ results/deletion/<model>_r<iterations>_<part>.json and, from `test`, the table o
 """
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def main() -> None:
         "maps": {name: asdict(found) for name, found in maps.items()},
     }
     path = RESULTS / f"{model.name}_r{model.iterations}_{part}.json"
-    write_measurement(path, result, next(model.parameters()).device)
+    write_measurement(path, result, next(model.parameters()).device, sys.argv)
     if part == "test":
         write_whole(RESULTS / "table.md", table(maps).encode())
     print(table(maps), end="")

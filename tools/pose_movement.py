@@ -8,6 +8,7 @@ training, and at random. `capsroute report` draws them.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
@@ -41,7 +42,7 @@ def measure(options: argparse.Namespace, initial: str) -> Path:
         **pose_movement(model, some),
     }
     path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}_{initial}.json"
-    return write_measurement(path, found, device)
+    return write_measurement(path, found, device, sys.argv)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ Writes results/sharper_routing/<name>.json. `capsroute report` shows them.
 """
 
 import argparse
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def measure(options: argparse.Namespace) -> Path:
         **sharper_routing(model, lambda: islice(EvalBatches(test, BATCH), options.images // BATCH)),
     }
     path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}.json"
-    return write_measurement(path, found, device)
+    return write_measurement(path, found, device, sys.argv)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
 For each run this writes src/capsroute/models/files/<model>_r<iterations>.{safetensors,md}, the card
 with the accuracy of what was packed, and tests/models/samples/<same name>.json, the answers and
 probabilities for at most 200 test images. Weights of the same model and iterations are replaced.
+The run's evidence must be in results/, where `capsroute reproduce` puts it: the card names it.
 Images that are not inside the package go beside the answers, as one PNG.
 
 With no run at all, the answers of everything that ships are written again.
@@ -30,7 +31,8 @@ from capsroute.inference import Prediction, Predictor
 from capsroute.models import model_info
 from capsroute.models.pretrained import FILES
 
-SAMPLES = Path(__file__).parents[1] / "tests" / "models" / "samples"
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "tests" / "models" / "samples"
 MOST = 200
 TOLERANCE = 1e-3  # of a probability; another machine rounds differently, by far less than this
 PER_ROW = 20
@@ -140,8 +142,13 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="where datasets are looked for")
     options = parser.parse_args()
     for run in options.runs:
-        with measuring(run.name) as progress:
-            weights = ship(run, data_root=options.data_root, progress=progress)
+        try:
+            with measuring(run.name) as progress:
+                weights = ship(
+                    run, ROOT / "results", data_root=options.data_root, progress=progress
+                )
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
         write_sample(weights, options.data_root)
         print(f"{run} -> {weights} ({weights.stat().st_size:,} bytes)")
     for weights in [] if options.runs else sorted(FILES.glob("*.safetensors")):

@@ -11,7 +11,7 @@ dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from capsroute.data.decoding import to_mode
 from capsroute.devices import choose_device
+from capsroute.export import load_exported
 from capsroute.models.base import THRESHOLD, ImageClassifier
+from capsroute.models.description import Description, Run
 from capsroute.models.sources import EXPORTED, find_checkpoint
 from capsroute.models.weights import load_model
 
@@ -46,37 +48,6 @@ class Prediction:
         """As `capsroute predict --json` and the server's API tell it."""
         ranked = [{"label": name, "probability": share} for name, share in self.ranked[:top_k]]
         return {"labels": self.labels, "ranked": ranked, "remark": self.remark}
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a file says of its model, beside the weights."""
-
-    name: str
-    class_names: list[str]
-    image_size: tuple[int, int]
-    in_channels: int
-    multilabel: bool
-    iterations: int | None = None
-    """Routing iterations; None for a model that does not route."""
-    resize: tuple[int, int] | None = None
-    """Size that pictures are brought to before the middle is cut out; `image_size` if None."""
-
-    @classmethod
-    def of(cls, model: ImageClassifier) -> "Description":
-        return cls(
-            model.name,
-            model.class_names or [str(index) for index in range(model.num_classes)],
-            model.image_size,
-            model.in_channels,
-            model.task.multilabel,
-            model.iterations,
-            model.resize,
-        )
-
-
-Run = Callable[[Tensor], Tensor]
-"""Float images (B, C, H, W) on the CPU to probabilities (B, classes) on the CPU."""
 
 
 class Predictor:
@@ -141,8 +112,6 @@ class Predictor:
 
     @classmethod
     def _from_exported(cls, path: Path, iterations: int | None, device: str) -> "Predictor":
-        from capsroute.export import load_exported
-
         if device not in ("auto", "cpu"):
             raise ValueError(
                 f"`device` must be auto or cpu for {path}, got {device!r}: "

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsroute.bench import Case, agrees_with_reference, check, plan_cases, time_case
-from capsroute.bench.rows import COLUMNS, Row, append_row, find_row, read_rows
+from capsroute.bench.rows import COLUMNS, OLD_COLUMNS, Row, append_row, find_row, read_rows
 from capsroute.bench.timing import Timing
 from capsroute.cli import main
 from capsroute.train.provenance import versions
@@ -119,6 +119,32 @@ def test_rows_are_added_and_found_again(tmp_path):
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
 
 
+def test_rows_have_the_shapes_whether_asked_for_or_not(tmp_path):
+    path = tmp_path / "speed.csv"
+    timing = Timing(2.0, 1.0, 3.0, None)
+    for case in (SMALL, dataclasses.replace(SMALL, image_size=20)):
+        append_row(path, Row(case, timing, compiled=True, checked=True, where=WHERE))
+    shapes = [(row["image_size"], row["channels"], row["classes"]) for row in read_rows(path)]
+    assert shapes == [("36", "1", "10"), ("20", "1", "10")]
+
+
+def test_a_file_from_before_rows_had_shapes_is_gone_on_with(tmp_path):
+    path = tmp_path / "speed.csv"
+    row = Row(SMALL, Timing(2.0, 1.0, 3.0, None), compiled=True, checked=True, where=WHERE)
+    known = {name: "" if value is None else value for name, value in row.as_dict().items()}
+    known["image_size"] = ""
+    values = [str(known[name]) for name in OLD_COLUMNS]
+    path.write_text(f"{','.join(OLD_COLUMNS)}\n{','.join(values)}\n")
+    assert find_row(SMALL, True, read_rows(path), WHERE) == row
+    smaller = dataclasses.replace(SMALL, image_size=20)
+    assert find_row(smaller, True, read_rows(path), WHERE) is None
+    append_row(path, dataclasses.replace(row, case=smaller))
+    old, new = read_rows(path)
+    assert (old["image_size"], old["channels"]) == ("", "") and new["image_size"] == "20"
+    assert old["median_ms"] == new["median_ms"] == "2.0"
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
 def test_another_file_is_not_overwritten(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("a,b\n1,2\n")
@@ -185,5 +211,5 @@ def test_an_unknown_model_is_one_line_and_nothing_else(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["bench", "inverted_resnet_cifar1", "--device", "cpu"])
     assert stop.value.code == 2
-    told = "error: `models` must name registered models, got 'inverted_resnet_cifar1'; "
+    told = "error: `NAME` must name registered models, got 'inverted_resnet_cifar1'; "
     assert capsys.readouterr() == ("", f"{told}did you mean 'inverted_resnet_cifar10'?\n")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import capsroute
+from capsroute.cli import COMMANDS
 from capsroute.models.pretrained import list_pretrained
 
 
@@ -22,7 +23,7 @@ def test_models_lists_names_counts_accuracies_and_inputs(run):
 def test_models_fit_into_80_columns_and_say_which_have_weights(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = run("models")
-    assert status == 0 and "…" not in out
+    assert status == 0 and "…" not in out and max(map(len, out.splitlines())) <= 80
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert set(capsroute.list_models()) <= set(rows)
     shipped = {name for name in capsroute.list_models() if rows[name][-1] == "yes"}
@@ -64,6 +65,7 @@ def test_overview_help_and_version(run):
         status, out, _ = run(*arguments)
         assert status == 0 and "models" in out
         assert "usage: capsroute [--import MODULE] COMMAND" in out
+        assert "Start with `capsroute train`" in out
     assert run("--version")[1].startswith("capsroute ")
     status, out, _ = run("models", "--help")
     assert status == 0 and "For example" in out
@@ -75,6 +77,9 @@ def test_overview_help_and_version(run):
         (("modles",), "no command 'modles'; did you mean 'models'?"),
         (("models", "inverted_simple_cifr10"), "did you mean 'inverted_simple_cifar10'?"),
         (("models", "--patern", "x"), "Unrecognized options: --patern"),
+        (("export", "model", "--to", "onx"), "got 'onx'; did you mean 'onnx'?"),
+        (("bench", "nope"), "`NAME` must name registered models, got 'nope'"),
+        (("bench", "--device", "tpu"), "`--device` must be auto, cpu or cuda, got 'tpu'"),
     ],
 )
 def test_mistakes_end_in_one_line_and_status_2(run, arguments, message):
@@ -82,6 +87,13 @@ def test_mistakes_end_in_one_line_and_status_2(run, arguments, message):
     assert status == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_on_by_default_is_shown_with_what_turns_it_off(run, command):
+    """An option's help says what it turns on: beside `--no-…` alone it would say the opposite."""
+    _, out, _ = run(command, "--help")
+    assert not [line for line in out.splitlines() if line.strip(" │").startswith("--no-")]
 
 
 def test_a_terminal_without_utf8_gets_the_same_line(tmp_path):
@@ -143,4 +155,10 @@ def test_an_output_that_takes_nothing_is_one_line(where, message):
 
 def test_names_may_follow_options_that_take_a_value(run):
     status, out, err = run("reproduce", "fast*", "--device", "cpu", "cnn*", "--list")
+    assert status == 0 and "fast_cifar10" in out and "cnn_cifar10" in out, err
+
+
+@pytest.mark.parametrize("switch", ["--capture", "--no-capture", "--tensorboard"])
+def test_names_may_follow_options_that_are_on_or_off(run, switch):
+    status, out, err = run("reproduce", "fast*", switch, "cnn*", "--list")
     assert status == 0 and "fast_cifar10" in out and "cnn_cifar10" in out, err

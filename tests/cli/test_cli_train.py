@@ -73,7 +73,7 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
     summary = json.loads((out_folder / "summary.json").read_text())
     assert summary["steps"] == 3 and summary["dataset"] == str(images)
     status, out, err = train(*arguments, "--seed", 1)
-    assert status == 2 and "another run: `seed` is 0 there and 1 here" in err
+    assert status == 2 and "another run: `--seed` is 0 there and 1 here" in err
 
 
 @pytest.mark.parametrize(
@@ -89,26 +89,39 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["--wd", "3"], "did you mean --weight-decay?"),
         (["--gpu", "0"], "did you mean --device?"),
         (["hesitant_multimnist"], "no preset 'hesitant_multimnist'; choose from"),
-        (["--optimizer", "sdg"], "invalid choice 'sdg'"),
-        (["--steps", "0"], "`steps` must be at least 1, got 0"),
-        (["--iterations", "0"], "`iterations` must be between 1 and 100, got 0"),
+        (["--lerning-rate", "3"], "did you mean --lr?"),
+        (
+            ["--optimizer", "sdg"],
+            "`--optimizer` must be adam or sgd, got 'sdg'; did you mean 'sgd'?",
+        ),
+        (
+            ["--schedule", "concurent"],
+            "`--schedule` must be concurrent or sequential, got 'concurent'; "
+            "did you mean 'concurrent'?",
+        ),
+        (["--schedule", "zigzag"], "`--schedule` must be concurrent or sequential, got 'zigzag' ("),
+        (["--steps", "0"], "`--steps` must be at least 1, got 0"),
+        (["--epochs", "0"], "`--epochs` must be at least 1, got 0"),
+        (["--sync-bn", "--bn-group", "16"], "`--bn-group` must not be given with `--sync-bn`"),
+        (["--iterations", "0"], "`--iterations` must be between 1 and 100, got 0"),
         (["--model", "inverted_smal_multimnist"], "did you mean 'inverted_small_multimnist'?"),
         (["--data", "nowhere"], "nowhere"),
+        (["--data", "data"], "no folder of images is called `data`"),
         (["--data", "cifar10", "--data-root", "nowhere"], "capsroute data download cifar10"),
-        (["--bn-group", "16"], "has no option `bn_group`"),
-        (["--model", "cnn_multimnist", "--schedule", "sequential"], "has no option `schedule`"),
-        (["--loss", "cross_entropy"], "`loss` must allow several classes per image"),
+        (["--bn-group", "16"], "has no option `--bn-group`"),
+        (["--model", "cnn_multimnist", "--schedule", "sequential"], "has no option `--schedule`"),
+        (["--loss", "cross_entropy"], "`--loss` must allow several classes per image"),
         (["--epochs", "2", "--steps", "3"], "choose one"),
         (["--steps", "1e3"], "expected an integer, got '1e3'"),
         (["--seed", "1", "inverted_simple_cifar10_r4"], "a preset comes first"),
-        (["--iterations", "1000000"], "`iterations` must be between 1 and 100, got 1000000"),
+        (["--iterations", "1000000"], "`--iterations` must be between 1 and 100, got 1000000"),
         (["--device", "meta"], "`--device` must be auto, cpu or cuda, got 'meta'"),
         (["--device", "tpu9"], "`--device` must be"),
         (["--device", "mps"], "`--device` must be auto, cpu or cuda, got 'mps': Macs run on the"),
-        (["--lr", "nan"], "`lr` must be finite and not negative, got nan"),
+        (["--lr", "nan"], "`--lr` must be finite and not negative, got nan"),
         (
             ["--seed", "99999999999999999999"],
-            "`seed` must be below 2**63, got 99999999999999999999",
+            "`--seed` must be below 2**63, got 99999999999999999999",
         ),
         (["--layer-norm", "maybe"], "Unrecognized options: maybe"),
         (["--flip", "maybe"], "Unrecognized options: maybe"),
@@ -149,7 +162,7 @@ def test_a_finished_run_says_so(train, images, tmp_path):
         "  capsroute explain runs/images IMAGE",
     ]
     status, _, err = train(*arguments, "--seed", 1)
-    assert status == 2 and "another run: `seed` is 0 there and 1 here" in err
+    assert status == 2 and "another run: `--seed` is 0 there and 1 here" in err
 
 
 def test_a_finished_run_on_images_that_changed_says_so(train, images):
@@ -159,7 +172,7 @@ def test_a_finished_run_on_images_that_changed_says_so(train, images):
     status, out, err = train(*arguments)
     assert status == 2 and out == ""
     assert err == (
-        "error: `data` must be as it was when the run in runs/images began, but it holds 13 "
+        "error: `--data` must be as it was when the run in runs/images began, but it holds 13 "
         "images and held 12: restore it, or begin another run with --out\n"
     )
     assert train(*arguments, "--out", "another")[0] == 0
@@ -168,9 +181,9 @@ def test_a_finished_run_on_images_that_changed_says_so(train, images):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--image-size", 0], "`image_size` must be at least 1, got 0"),
-        (["--padding", -1], "`padding` must be at least 0, got -1"),
-        (["--validation", 2], "`validation` must be in [0, 1), got 2.0"),
+        (["--image-size", 0], "`--image-size` must be at least 1, got 0"),
+        (["--padding", -1], "`--padding` must be at least 0, got -1"),
+        (["--validation", 2], "`--validation` must be in [0, 1), got 2.0"),
         (["--device", "foo"], "`--device` must be auto, cpu or cuda, got 'foo'"),
     ],
 )
@@ -330,7 +343,7 @@ def test_weights_that_do_not_ship_are_told(train, images):
     assert status == 2 and "no weights ship for 'cnn_cifar10'" in err
     for model in ((), ("--model", "cnn_cifar10", "--image-size", 32)):
         status, _, err = train("--data", images, "--pretrained", "timm", *model)
-        assert status == 2 and "must come with `backbone`" in err
+        assert status == 2 and "must come with `--backbone`" in err
 
 
 def test_a_closed_pipe_does_not_end_the_run(images, tmp_path):

@@ -208,6 +208,17 @@ def test_broken_files_are_named_and_the_others_go_on(run, model, photos):
     assert status == 2 and err.startswith("error: ") and "--strict" in err
 
 
+def test_where_no_image_can_be_read_the_command_fails(run, model):
+    assert run("predict", model, "gone.png") == (2, "", "error: gone.png: no such file\n")
+    status, out, err = run("predict", model, "gone.png", "lost.png")
+    assert (status, out) == (2, "")
+    assert err.splitlines() == [
+        "gone.png: no such file",
+        "lost.png: no such file",
+        "error: none of the 2 images could be read",
+    ]
+
+
 class Stdin(io.TextIOWrapper):
     def __init__(self, data):
         super().__init__(io.BytesIO(data))
@@ -221,7 +232,7 @@ def test_an_image_on_stdin(run, model, photos, monkeypatch):
     assert record["labels"] == expected(model, photos / "a.png").labels
     monkeypatch.setattr(sys, "stdin", Stdin(b"garbage"))
     status, _, err = run("predict", model, "-")
-    assert status == 1 and "stdin: not an image" in err
+    assert status == 2 and err.startswith("error: stdin: not an image")
 
 
 def test_a_list_of_paths(run, model, photos, monkeypatch, tmp_path):

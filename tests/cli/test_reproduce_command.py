@@ -137,7 +137,7 @@ def test_jobs_are_submitted_and_numbered(monkeypatch, run, tiny):
         (("fast_cifar10", "--budget-minutes", "0"), "`--budget-minutes` must be above 0"),
         (("fast_cifar10", "--slurm", "--budget-minutes", "3"), "use `--minutes`"),
         (("fast_cifar10", "--slurm", "--sbatch", "account"), "must be NAME=VALUE, got 'account'"),
-        (("fast_cifar10", "--device", "gpu"), "`device` must be auto, cpu or cuda"),
+        (("fast_cifar10", "--device", "gpu"), "`--device` must be auto, cpu or cuda"),
         (("fast_cifar10", "--partition", "gpu"), "`--partition` must be given with `--slurm`"),
         (("fast_cifar10", "--sbatch", "mem=1G"), "`--sbatch` must be given with `--slurm`"),
         (("fast_cifar10", "--seeds"), "`--seeds` must name one at least"),

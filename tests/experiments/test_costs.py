@@ -10,6 +10,7 @@ from capsroute.experiments.check import check_markers
 from capsroute.experiments.costs import (
     MEMORY_COLUMNS,
     cost_figure,
+    memory_origin,
     memory_table,
     read_costs,
     step_table,
@@ -153,6 +154,20 @@ class TestWhichRowsCount:
         add(timings, Case(MODEL, 2, "train", **unusual), 9.0)
         assert read_costs(timings).number(f"{MODEL}:2", "train", "median_ms") == 2.5
 
+    def test_the_model_s_own_image_size_whether_written_or_not(self, timings):
+        add(timings, Case(MODEL, 2, "train", image_size=32), 9.0)
+        assert read_costs(timings).number(f"{MODEL}:2", "train", "median_ms") == 9.0
+        header, *lines = timings.read_text().splitlines()
+        shapes = [header.split(",").index(name) for name in ("image_size", "channels", "classes")]
+        old = [
+            [cell for k, cell in enumerate(line.split(",")) if k not in shapes[1:]]
+            for line in (header, *lines)
+        ]
+        for cells in old[1:]:
+            cells[shapes[0]] = ""
+        timings.write_text("".join(",".join(cells) + "\n" for cells in old))
+        assert read_costs(timings).number(f"{MODEL}:2", "train", "median_ms") == 9.0
+
 
 def test_table_of_steps(timings):
     headings, rows = step_table(read_costs(timings))
@@ -181,9 +196,14 @@ class TestMemoryWithItsCommit:
 
     def test_a_file_from_before_rows_named_a_commit_is_read_alike(self, timings):
         path = timings.with_name("memory.csv")
-        for columns in (MEMORY_COLUMNS, MEMORY_COLUMNS[:-2]):
+        for columns, commit in (
+            (MEMORY_COLUMNS, "`bbbbbbbb`"),
+            (MEMORY_COLUMNS[:-2], "commit not recorded"),
+        ):
             add_memory(path, [self.ROW], columns=columns)
-            assert read_costs(timings).number(f"{MODEL}:4", "routing", "peak_mib") == 300
+            costs = read_costs(timings)
+            assert costs.number(f"{MODEL}:4", "routing", "peak_mib") == 300
+            assert memory_origin(costs) == f"NVIDIA H200, {commit}"
 
     def test_rows_of_code_that_is_no_commits_do_not_count(self, timings):
         add_memory(timings.with_name("memory.csv"), [self.ROW], dirty=True)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from capsroute.bench import Case, Row, Timing, append_row
-from capsroute.experiments.check import check, check_markers
+from capsroute.experiments.check import WEIGHTS, check, check_markers
 from capsroute.experiments.costs import Costs
 from capsroute.experiments.evidence import Spread, read_all
 from capsroute.experiments.figures import drawn_from
@@ -149,6 +149,14 @@ class TestCheck:
         shutil.copy(results / "figures" / "iterations.png", results / "figures" / "more.png")
         (problem,) = self.problems(results)
         assert "more.png" in problem
+
+    def test_weights_without_a_card(self, results):
+        report(results)
+        files = results.parent / WEIGHTS
+        files.mkdir(parents=True)
+        (files / "cnn_cifar10.safetensors").touch()
+        (problem,) = self.problems(results)
+        assert problem == f"{files / 'cnn_cifar10.md'}: weights must have a card beside them"
 
     @pytest.mark.parametrize(
         ("changes", "message"),

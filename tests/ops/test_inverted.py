@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from capsroute import create_model
 from capsroute.ops.inverted import routing_step, tiled
 
 # the kernels have tests of their own, in Triton's interpreter and on a GPU
@@ -176,6 +177,12 @@ def test_kernels_that_cannot_run_say_why():
         routing_step(
             children.float(), weight.float(), parents.float(), stride=stride, impl="triton"
         )
+    # without parents no kernel would be needed, but what was asked for is not what would run
+    with pytest.raises(ValueError, match=r"got 'triton': .*(CUDA|installed)"):
+        routing_step(children.float(), weight.float(), stride=stride, impl="triton")
+    model = create_model("inverted_simple_cifar10", iterations=1, impl="triton")
+    with pytest.raises(ValueError, match=r"got 'triton': .*(CUDA|installed)"):
+        model(torch.rand(1, 3, 32, 32))
 
 
 def bad_calls():

@@ -9,16 +9,22 @@ from typing import Any
 from capsroute.bench.cases import Case
 from capsroute.bench.timing import Timing
 from capsroute.files import write_whole
+from capsroute.models import model_info
+from capsroute.models.base import as_size
 
+SHAPES = ("channels", "classes")
+"""Of the images and scores, beside `image_size`; rows from before these columns lack all three."""
 PROVENANCE = ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty")
 COLUMNS = (
     *(field.name for field in fields(Case)),
+    *SHAPES,
     *(field.name for field in fields(Timing)),
     "images_per_s",
     "compiled",
     "checked",
     *PROVENANCE,
 )
+OLD_COLUMNS = tuple(name for name in COLUMNS if name not in SHAPES)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Row:
         rest = {"compiled": self.compiled, "checked": self.checked}
         return {
             **asdict(self.case),
+            **_shapes(self.case),
             **timing,
             "images_per_s": round(self.images_per_s),
             **rest,
@@ -47,19 +54,41 @@ class Row:
         }
 
 
+def _shapes(case: Case) -> dict[str, Any]:
+    task = model_info(case.model).task
+    own = own_size(case.model)
+    return {
+        "image_size": own if case.image_size is None else case.image_size,
+        "channels": task.in_channels,
+        "classes": task.num_classes,
+    }
+
+
+def own_size(model: str) -> str:
+    """Of a model's images unless another is asked for: `32`, or `32x48` where they are no square.
+
+    A row without a size, from before it was written, means this too.
+    """
+    height, width = as_size(model_info(model).task.image_size)
+    return f"{height}" if height == width else f"{height}x{width}"
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a file, none if there is no file; a file of other columns is a ValueError."""
+    """Rows of a file, none if there is no file; a file of other columns is a ValueError.
+
+    Those of a file from before `SHAPES` have nothing there.
+    """
     if not path.exists():
         return []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        if tuple(reader.fieldnames or ()) not in (COLUMNS, OLD_COLUMNS):
             raise ValueError(f"`out` must be a file that `capsroute bench` wrote, got {path}")
-        return list(reader)
+        return [dict.fromkeys(COLUMNS, "") | row for row in reader]
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -80,7 +109,9 @@ def find_row(
     if where["dirty"]:
         return None  # the same commit, and yet other code
     wanted = {**asdict(case), "compiled": compiled, **where}
+    wanted["image_size"] = _shapes(case)["image_size"]
     for row in rows:
+        row = row | {"image_size": row["image_size"] or own_size(case.model)}
         if all(row[key] == _written(value) for key, value in wanted.items() if key in row):
             peak = float(row["peak_mib"]) if row["peak_mib"] else None
             median, p20, p80 = (float(row[key]) for key in ("median_ms", "p20_ms", "p80_ms"))

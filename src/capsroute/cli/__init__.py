@@ -143,6 +143,9 @@ def _overview() -> str:
     lines += [f"  {name:<11}{summary}" for name, summary in COMMANDS.items()]
     lines += [
         "",
+        "Start with `capsroute train` (four minutes on a CPU), or",
+        "`capsroute serve inverted_small_multimnist`.",
+        "",
         "`capsroute COMMAND --help` explains a command; `--debug` adds tracebacks to errors.",
         "`--import MODULE` first imports a module of yours, such as one that registers a model.",
     ]

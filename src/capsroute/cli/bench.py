@@ -15,7 +15,7 @@ from capsroute.bench.check import agrees_with_reference
 from capsroute.bench.rows import Row, append_row, find_row, read_rows
 from capsroute.bench.timing import time_case
 from capsroute.cli.errors import UsageError, one_line
-from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.cli.parsing import Flag, as_options, optional, parse
 from capsroute.devices import choose_device
 from capsroute.train.provenance import device_name, versions
 
@@ -74,8 +74,8 @@ class Options:
     image_size: Annotated[int | None, optional("N")] = None
     """Height and width of the images; the model's own unless given."""
     alone: bool = True
-    """Whether a ResNet backbone alone is timed too, with average pooling and a linear layer."""
-    reference: bool = False
+    """Time a ResNet backbone alone too, with average pooling and a linear layer."""
+    reference: Flag = False
     """Time `impl="reference"` too, which holds every vote; it may not fit."""
     repeats: Annotated[int | None, optional("N")] = None
     """Calls that are timed; 50 on a GPU and 5 on a CPU unless given."""
@@ -88,7 +88,12 @@ class Options:
 
 
 def main(arguments: list[str]) -> None:
-    options = parse(Options, "bench", arguments, config=FLAGS)
+    options = parse(Options, "bench", arguments)
+    with as_options(Options, models="NAME"):
+        _bench(options)
+
+
+def _bench(options: Options) -> None:
     device = choose_device(options.device)
     conditions = _conditions(options, device)
     cases = _plan(options, conditions)

@@ -14,6 +14,10 @@ def as_typed(**options: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        from capsroute.data.errors import DataError  # late: with it comes PyTorch
+
+        if isinstance(error, DataError):  # what it quotes is a name of the user's, such as `data`
+            raise
         text = str(error)
         for argument, option in options.items():
             text = text.replace(f"`{argument}`", f"`{option}`")

@@ -41,7 +41,7 @@ def _model_table(names: list[str]) -> Table:
     """Narrow enough for 80 columns; the dataset is in the name, and in the model's own table."""
     table = Table(caption=SHIPPED, caption_justify="left", box=box.SIMPLE_HEAD, **NARROW)
     table.add_column("model", no_wrap=True)
-    for heading in ("parameters", "paper\n%", "itera-\ntions", "input"):
+    for heading in ("parameters", "test %\nin paper", "itera-\ntions", "input"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("weights", no_wrap=True)
     shipped = list_pretrained()

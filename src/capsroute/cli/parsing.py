@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import io
 import math
 import os
@@ -12,7 +13,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from capsroute.cli.errors import UsageError, one_line
+from capsroute.cli.errors import UsageError, as_typed, one_line
+from capsroute.nearest import CLOSE, nearest
 
 Parsed = TypeVar("Parsed")
 ALIASES = {
@@ -25,7 +27,9 @@ ALIASES = {
 }
 """What other programs call our options."""
 FLAGS = (tyro.conf.FlagCreatePairsOff,)
-"""For `parse`: `--strict` without a `--no-strict` beside it."""
+"""For `parse`: `--strict` without a `--no-strict` beside it, where all such are off by default."""
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+"""Such an option beside others that are on by default, which help shows with their `--no-…`."""
 
 
 def optional(metavar: str) -> Any:
@@ -52,6 +56,12 @@ def parse(options: type[Parsed], command: str, arguments: list[str], **more: Any
         told = _unboxed(boxed.getvalue())
         hint = "" if "did you mean" in told else _alias_hint(told, _option_names(options))
         raise UsageError(f"{told}{hint} (see `capsroute {command} --help`)") from None
+
+
+def as_options(options: Any, **others: str) -> contextlib.AbstractContextManager[None]:
+    """Errors inside name the option, such as `--batch-size`, for a field of these options."""
+    fields = {name.replace("-", "_"): f"--{name}" for name in _option_names(options)}
+    return as_typed(**(fields | others))
 
 
 def _switches(options: Any) -> set[str]:
@@ -107,11 +117,14 @@ def _words_after(options: Any) -> dict[str, float]:
     words: dict[str, float] = {"help": 0.0}
     for name, kind in get_type_hints(options, include_extras=True).items():
         bare, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+        option = name.replace("_", "-")
         several = any(get_origin(part) is tuple for part in (bare, *get_args(bare)))
         if dataclasses.is_dataclass(bare):
             words |= _words_after(bare)
+        elif bare is bool:
+            words |= dict.fromkeys((option, f"no-{option}"), 0.0)
         elif tyro.conf.Positional not in marks:
-            words[name.replace("_", "-")] = math.inf if several else float(bare is not bool)
+            words[option] = math.inf if several else 1.0
         elif several:
             words[""] = math.inf
     return words
@@ -135,9 +148,12 @@ def _option_names(options: Any) -> set[str]:
 
 
 def _alias_hint(told: str, known: set[str]) -> str:
-    given = re.match(r"Unrecognized options: --([\w-]+)", told)
-    ours = ALIASES.get(given[1].replace("_", "-")) if given else None
-    return f"; did you mean --{ours}?" if ours in known else ""
+    """For what another program calls one of our options, or a misspelling of that."""
+    if not (given := re.match(r"Unrecognized options: --([\w-]+)", told)):
+        return ""
+    theirs = [alias for alias, ours in ALIASES.items() if ours in known]
+    close = difflib.get_close_matches(given[1].replace("_", "-"), theirs, n=1, cutoff=CLOSE)
+    return f"; did you mean --{ALIASES[close[0]]}?" if close else ""
 
 
 @contextlib.contextmanager
@@ -178,9 +194,26 @@ def _unboxed(text: str) -> str:
     first = re.sub(  # an option that is None unless given: what the other type says is enough
         r"no type matching .*? - <class '(?:int|float)'>: ", "", one_line(first)
     )
-    first = first.replace(", 'None')", ")")
     first = re.sub(
         r"invalid literal for int\(\) with base 10: ", "expected an integer, got ", first
     )
     first = re.sub(r"could not convert string to float: ", "expected a number, got ", first)
-    return one_line(first) + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+    return _choices_told(first) + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+
+
+def _choices_told(text: str) -> str:
+    """A choice that there is not in our words, if that is the mistake."""
+    told = r"invalid choice '(.*)' for argument '(\S+)'. Expected one of \((.*)\)\."
+    if not (found := re.fullmatch(told, text)):
+        return text
+    given, option, listed = found.groups()
+    # sorted: tyro's order of an option that may be None is another one every time
+    choices = sorted(set(re.findall(r"'(.*?)'", listed)) - {"None"})
+    hint = nearest(given, choices)
+    close = hint if "did you mean" in hint else ""  # else it lists what is listed here
+    return f"`{option}` must be {_either(choices)}, got {given!r}{close}"
+
+
+def _either(choices: list[str]) -> str:
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last

@@ -50,7 +50,8 @@ class Options:
 
     --json prints one object per line, {"file", "labels", "ranked": [{"label", "probability"}, …],
     "remark"}, as `capsroute serve` answers; --csv a header and a row for each image. A file that
-    cannot be read is named on stderr, the others go on, and the exit status is 1.
+    cannot be read is named on stderr, the others go on, and the exit status is 1; it is 2 where
+    none can be read.
 
     For example `capsroute predict runs/pets photo.jpg`,
     `capsroute predict model.onnx photos/ '*.png' --json`,
@@ -91,8 +92,9 @@ def main(arguments: list[str]) -> None:
     broken = 0
     for source, answer in _predict_all(predictor, sources, options.batch_size, top_k):
         if isinstance(answer, Broken):
-            if options.strict:
-                raise UsageError(f"{source.name}: {answer.reason} (`--strict`)")
+            if options.strict or len(sources) == 1:
+                why = " (`--strict`)" if options.strict else ""
+                raise UsageError(f"{source.name}: {answer.reason}{why}")
             broken += 1
             print(f"{source.name}: {answer.reason}", file=sys.stderr)
             continue
@@ -100,6 +102,8 @@ def main(arguments: list[str]) -> None:
         write(source.name, answer)
     finish()
     remarks.finish()
+    if broken == len(sources):
+        raise UsageError(f"none of the {broken} images could be read")
     if broken:
         files = "1 image" if broken == 1 else f"{broken} images"
         print(f"{files} of {len(sources)} could not be read", file=sys.stderr)

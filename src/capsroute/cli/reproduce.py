@@ -16,7 +16,7 @@ from rich.table import Table
 
 from capsroute.cli import to_type
 from capsroute.cli.errors import UsageError
-from capsroute.cli.parsing import FLAGS, optional, parse
+from capsroute.cli.parsing import Flag, as_options, optional, parse
 from capsroute.cli.progress import make_reporter
 from capsroute.experiments import preset
 from capsroute.experiments.evidence import Result, diverged, read_all, spread
@@ -43,7 +43,7 @@ class Options:
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME…]")] = ()
     """Experiments, or shell patterns that name several; '*' is all of them."""
-    list: bool = False
+    list: Flag = False
     """Show every experiment: the paper's number, ours, and which seeds are done."""
     seeds: tuple[int, ...] = (0,)
     """A run for each."""
@@ -56,9 +56,9 @@ class Options:
     data_root: Annotated[Path | None, optional("DIR")] = None
     """Where datasets are looked for; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
     runtime: Annotated[Runtime, tyro.conf.arg(name="")] = field(default_factory=Runtime)
-    slurm: bool = False
+    slurm: Flag = False
     """Submit each run as a job of its own (extra `slurm`); see docs/slurm.md."""
-    local: bool = False
+    local: Flag = False
     """With --slurm: processes on this machine instead of jobs, to try it out."""
     partition: Annotated[str | None, optional("NAME")] = None
     """With --slurm: the partition; the cluster's default unless given."""
@@ -71,7 +71,7 @@ class Options:
 
 
 def main(arguments: list[str]) -> None:
-    options = parse(Options, "reproduce", arguments, config=(*FLAGS, tyro.conf.OmitArgPrefixes))
+    options = parse(Options, "reproduce", arguments, config=(tyro.conf.OmitArgPrefixes,))
     _check(options)
     if options.data_root is not None:  # not in the config, which is the same on every machine
         os.environ["CAPSROUTE_DATA"] = str(options.data_root.expanduser().resolve())
@@ -127,7 +127,7 @@ def _run_one(job: Job, runtime: Runtime) -> None:
         f"{job.name}: {'goes on' if job.status() == 'cut' else 'starts'} in {job.run}", flush=True
     )
     try:
-        with make_reporter() as reporter:
+        with as_options(Options), make_reporter() as reporter:
             status = reproduce(job, runtime, reporter)
     except torch.OutOfMemoryError:
         raise UsageError(f"{job.name}: the device is out of memory") from None

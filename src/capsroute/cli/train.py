@@ -23,7 +23,7 @@ from capsroute.cli.own_images import (
     length_in_words,
     what_was_found,
 )
-from capsroute.cli.parsing import parse
+from capsroute.cli.parsing import as_options, parse
 from capsroute.cli.progress import make_reporter, notes_to
 from capsroute.data import Dataset, list_datasets
 from capsroute.devices import choose_device
@@ -64,10 +64,14 @@ def main(arguments: list[str]) -> None:
     if "--list" in arguments:
         print("\n".join(["Presets:", *_preset_lines(list_presets())]))
         return
+    with as_options(Options):
+        _train(arguments)
+
+
+def _train(arguments: list[str]) -> None:
     name, rest = _preset_name(arguments)
     options = _parse(name, rest)
-    with as_typed(device="--device"):
-        device = choose_device(options.runtime.device).type
+    device = choose_device(options.runtime.device).type
     config = _named(_with_model(_with_folder(options.config), rest), name)
     out = options.out or Path("runs") / config.experiment
     length_open = name == OWN_IMAGES and not (_given("--steps", rest) or _given("--epochs", rest))
@@ -177,8 +181,7 @@ def _with_model(config: Config, arguments: list[str]) -> Config:
         return config
     model = TAKES_BACKBONE
     if start not in (None, "timm"):
-        with as_typed(iterations="--iterations"):
-            model = model_to_start_from(start, config.model.iterations)
+        model = model_to_start_from(start, config.model.iterations)
     return replace(config, model=replace(config.model, model=model))
 
 

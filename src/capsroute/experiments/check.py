@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from capsroute.experiments.cards import check_cards
 from capsroute.experiments.cells import parameters
 from capsroute.experiments.costs import look_up
 from capsroute.experiments.evidence import (
@@ -50,10 +51,15 @@ EXAMPLES = {
     "results": "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`",
     "bench": "`<!-- bench: inverted_resnet_cifar10:2 train ÷backbone -->1.21`",
 }
+WEIGHTS = Path("src/capsroute/models/files")
+"""Those that ship, and their cards, in a checkout."""
 
 
 def check(results: Path, root: Path, timings: Path) -> list[str]:
-    """Problems of the evidence; or else of RESULTS.md, figures and marked numbers in `root`."""
+    """Problems of the evidence; or else of what `root` holds.
+
+    That is RESULTS.md, figures, marked numbers in pages, and cards of weights that ship.
+    """
     problems = [line for folder in find_evidence(results) for line in _check_folder(folder)]
     if problems:  # nothing can be made of broken evidence
         return problems
@@ -61,6 +67,7 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     return [
         *_check_report(measured, root),
         *(line for page in _pages(root) for line in check_markers(page, measured, results)),
+        *check_cards(root / WEIGHTS, results),
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capsroute.bench.cases import Case, plan_cases
-from capsroute.bench.rows import read_rows
+from capsroute.bench.rows import own_size, read_rows
 
 Row = dict[str, str]
 Place = tuple[str | None, ...]  # device, torch and commit
@@ -16,8 +16,8 @@ BATCH = 128  # the paper's
 ROUTING = "routing"
 """The mode of memory.csv's rows: forward and backward pass through the capsule layers alone."""
 USUAL = {"dtype": "bfloat16", "compiled": "True", "checked": "True"}
-USUAL |= dict.fromkeys(("bn_group", "backbone", "image_size"), "")
-"""Of the rows that are shown; these are what a `Case` has unless told otherwise."""
+USUAL |= dict.fromkeys(("bn_group", "backbone"), "")
+"""Of the rows that are shown, whose images have the model's own size; so has a plain `Case`."""
 MEMORY_COLUMNS = (
     *("model", "batch", "iterations", "impl"),
     *("peak_mib", "poses_mib", "weights_mib", "votes_mib", "device", "torch", "commit", "dirty"),
@@ -101,7 +101,11 @@ def read_costs(timings: Path) -> Costs:
 
 def _shown(row: Row) -> bool:
     shown = USUAL.items() <= row.items() and row["impl"] in ("auto", "reference")
-    return shown and _known_code(row)
+    return shown and _usual_size(row) and _known_code(row)
+
+
+def _usual_size(row: Row) -> bool:
+    return not row["image_size"] or row["image_size"] == own_size(row["model"])
 
 
 def _known_code(row: Row) -> bool:
@@ -179,6 +183,16 @@ def memory_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
             cells = [f"{int(size):,}" if size else "–" for size in sizes]
             rows.append([case.model, f"{case.batch:,}", f"{case.iterations}", *cells])
     return [*headings, "peak", "peak, reference"], rows
+
+
+def memory_origin(costs: Costs) -> str:
+    """Where memory.csv was measured, and with which code."""
+    rows = [row for case, row in costs.rows.items() if case.mode == ROUTING]
+    places = {(row["device"], row.get("commit")): None for row in rows}  # ordered, none twice
+    return "; ".join(
+        f"{device}, {f'`{commit[:8]}`' if commit else 'commit not recorded'}"
+        for device, commit in places
+    )
 
 
 def cost_figure(costs: Costs) -> dict[str, Any]:

@@ -7,8 +7,7 @@ of a summary.
 import json
 import shlex
 import statistics
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,9 +162,14 @@ def copy_evidence(run: Path, evidence: Path, ended: str = "summary.json") -> Non
             write_whole(evidence / name, (run / name).read_bytes())
 
 
-def write_measurement(path: Path, found: dict[str, Any], device: torch.device) -> Path:
-    """A file of results/ that is no run's: what a tool measured, where and by which command."""
-    command = ["python", f"tools/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+def write_measurement(
+    path: Path, found: dict[str, Any], device: torch.device, argv: Sequence[str]
+) -> Path:
+    """A file of results/ that is no run's: what a tool measured, where and by which command.
+
+    `argv` is the tool's `sys.argv`.
+    """
+    command = ["python", f"tools/{Path(argv[0]).name}", *argv[1:]]
     traced = {"command": shlex.join(command), **found}
     traced |= {"device": device_name(device), **versions()}
     path.parent.mkdir(parents=True, exist_ok=True)

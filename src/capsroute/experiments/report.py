@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capsroute.experiments.cells import NOT_RUN, experiment_row, listed, row_headings
+from capsroute.experiments.cells import NOT_RUN, experiment_row, row_headings
 from capsroute.experiments.costs import (
-    ROUTING,
     Costs,
     cost_figure,
+    memory_origin,
     memory_table,
     read_costs,
     step_table,
@@ -93,15 +93,14 @@ def _memory(costs: Costs) -> str:
     headings, rows = memory_table(costs)
     if not rows:
         return ""
-    devices = {row["device"] for case, row in costs.rows.items() if case.mode == ROUTING}
     text = (
-        f"Forward and backward pass through the capsule layers alone on {listed(devices)}, "
-        "bfloat16, nothing compiled, in MiB (`python benchmarks/memory.py`, "
-        "`benchmarks/memory.csv`): the peak beside the poses that all iterations make and the "
-        "votes that one iteration would store; reference stores them, as the formula reads. –: "
-        "not measured, too large."
+        "Forward and backward pass through the capsule layers alone, bfloat16, nothing compiled, "
+        "in MiB (`python benchmarks/memory.py`, `benchmarks/memory.csv`): the peak beside the "
+        "poses that all iterations make and the votes that one iteration would store; reference "
+        "stores them, as the formula reads. –: not measured, too large."
     )
-    return "\n\n".join(["### Memory of the routing", text, markdown_table(headings, rows)])
+    origin = f"Measured on {memory_origin(costs)}."
+    return "\n\n".join(["### Memory of the routing", text, markdown_table(headings, rows), origin])
 
 
 def _progress(evidence: Evidence) -> str:

@@ -11,8 +11,8 @@ import capsroute
 from capsroute.export.graph import onnx_bytes, pt2_bytes
 from capsroute.export.loading import load_scores
 from capsroute.files import write_whole
-from capsroute.inference import Run
 from capsroute.models.base import ImageClassifier
+from capsroute.models.description import Run
 from capsroute.models.weights import load_model, save_model
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_usable, errors_only
-from capsroute.inference import Description, Run
+from capsroute.models.description import Description, Run
 
 PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda scores: scores.softmax(dim=-1),

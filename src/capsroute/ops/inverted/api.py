@@ -165,8 +165,10 @@ def _dispatch(
         from capsroute.ops.inverted import reference
 
         return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
-    if impl == "triton" and parents is not None:  # the first iteration is a convolution anyway
-        return _triton(children, weight, parents, stride, scale, return_coefficients)
+    if impl == "triton":
+        _check_kernels(children, weight)
+        if parents is not None:  # the first iteration is a convolution anyway
+            return _triton(children, weight, parents, stride, scale, return_coefficients)
     if impl in ("tiled", "triton"):
         from capsroute.ops.inverted import tiled
 
@@ -202,6 +204,14 @@ def _say_once(impl: str, reason: str) -> str:
     return impl
 
 
+def _check_kernels(children: Tensor, weight: Tensor) -> None:
+    from capsroute.ops.inverted import triton
+
+    reason = triton.supported(children, weight)
+    if reason is not None:
+        raise ValueError(f"`impl` must be able to run here, got 'triton': {reason}")
+
+
 def _triton(
     children: Tensor,
     weight: Tensor,
@@ -212,9 +222,6 @@ def _triton(
 ) -> tuple[Tensor, Tensor | None]:
     from capsroute.ops.inverted import triton
 
-    reason = triton.supported(children, weight)
-    if reason is not None:
-        raise ValueError(f"`impl` must be able to run here, got 'triton': {reason}")
     if return_coefficients:
         return triton.routing_step_with_coefficients(
             children, weight, parents, stride=stride, scale=scale

@@ -1,0 +1,116 @@
+"""Model cards of the weights that ship: written from a run's summary, and checked against it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from capsroute.data.cifar import DISTRIBUTIONS
+from capsroute.experiments.evidence import Result, departures, read_evidence
+from capsroute.models.base import ImageClassifier
+from capsroute.train.config import Config
+from capsroute.train.evaluation import Evaluation
+
+CHANGES = {True: " with changes", False: "", None: " (as told: no checkout there)"}
+CARD = """\
+# {title}
+
+`create_model("{name}", pretrained=True{argument})` loads these {params:,}
+parameters, whose matrices are stored in half precision.
+
+| | |
+|---|---|
+| data | {data}, {height}×{width} images; classes {classes} |
+| recipe | {recipe} |
+| accuracy of this file | {shipped:.2f} % of {images:,} test images ({right}), float32 on a CPU |
+| accuracy of the run | {accuracy}, which was packed, be others better or not |
+| trained | {trained} |
+| made with | {made} |
+| evidence | `results/{experiment}/seed{seed}` |
+
+The accuracy holds for images like those it was trained on. Measure it again with
+`capsroute eval --pretrained {name}{option}{where}`.
+"""
+ORIGIN = {
+    "accuracy": ("accuracy of the run", "{test_accuracy_last:.2f} % at its last epoch"),
+    "trained": ("trained", "{minutes:.1f} minutes on {device}, {dtype}, seed {seed}"),
+    "made": ("made with", "capsroute {capsroute}, commit `{commit}`{changes}, PyTorch {torch}"),
+}
+"""Rows of the table and how they begin: what a summary says, by which a run is told from others."""
+RUN_AGAIN = "the files of its own run were not kept; the same recipe run again: "
+"""Before the evidence on a card whose weights are from another run than it. Written by hand."""
+
+
+def card_text(
+    model: ImageClassifier, config: Config, summary: dict[str, Any], measured: Evaluation
+) -> str:
+    """The text beside the weights: what they are, how good, and where they came from."""
+    count = model.iterations
+    plural = "s" if count != 1 else ""
+    names = model.class_names or []
+    height, width = model.image_size
+    return CARD.format(
+        title=model.name + (f", {count} routing iteration{plural}" if count else ""),
+        name=model.name,
+        argument=f", iterations={count}" if count else "",
+        option=f" --iterations {count}" if count else "",
+        where=" --data-root DIR" if config.data.data in DISTRIBUTIONS else "",
+        data=config.data.data,
+        height=height,
+        width=width,
+        classes=", ".join(names) if len(names) <= 10 else f"{names[0]} to {names[-1]}",
+        recipe=_recipe(config),
+        shipped=measured.accuracy,
+        images=measured.images,
+        right="every label of an image right" if measured.multilabel else "the class right",
+        **_origin(summary),
+        **{key: summary[key] for key in ("params", "experiment", "seed")},
+    )
+
+
+def _recipe(config: Config) -> str:
+    departed = departures(config)
+    return _command(config) + (f", but {'; '.join(departed)}" if departed else "")
+
+
+def _command(config: Config) -> str:
+    return f"`capsroute reproduce {config.experiment} --seeds {config.seed}`"
+
+
+def _origin(summary: dict[str, Any]) -> dict[str, str]:
+    known = {"minutes": summary["train_seconds"] / 60, "changes": CHANGES[summary["dirty"]]}
+    return {key: text.format(**known, **summary) for key, (_, text) in ORIGIN.items()}
+
+
+def check_cards(files: Path, results: Path) -> list[str]:
+    """Problems of the cards beside the weights in a folder: is each of the run that it names?"""
+    cards = [path.with_suffix(".md") for path in sorted(files.glob("*.safetensors"))]
+    return [f"{card}: {problem}" for card in cards for problem in _check_card(card, results)]
+
+
+def _check_card(card: Path, results: Path) -> list[str]:
+    if not card.is_file():
+        return ["weights must have a card beside them"]
+    rows = dict(re.findall(r"^\| (\w.*?) \| (.*) \|$", card.read_text(), re.MULTILINE))
+    evidence = rows.get("evidence", "")
+    named = re.fullmatch(r"`results/([^/`]+)/(seed\d+)`", evidence.removeprefix(RUN_AGAIN))
+    if named is None:
+        return [f"`evidence` must be `results/<experiment>/seed<k>`, got {evidence!r}"]
+    try:
+        wanted = _said_by(read_evidence(results / named[1] / named[2]))
+    except (ValueError, OSError) as error:
+        return [str(error)]
+    if evidence.startswith(RUN_AGAIN):
+        wanted = {"recipe": wanted["recipe"]}
+    return [
+        f"`{row}` must be {text!r}, as in {named[1]}/{named[2]}, got {rows.get(row)!r}"
+        for row, text in wanted.items()
+        if not rows.get(row, "").startswith(text)
+    ]
+
+
+def _said_by(result: Result) -> dict[str, str]:
+    """How rows of a card begin."""
+    if result.diverged:
+        raise ValueError(f"the run of {result.folder} diverged")
+    told = {ORIGIN[key][0]: text for key, text in _origin(result.summary).items()}
+    return {"recipe": _command(result.config), **told}
