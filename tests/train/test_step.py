@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.sgd import sgd
 
-from capsroute import create_model
+from capsroute import create_model, losses
 from capsroute.losses import multi_hot
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.metrics import correct
@@ -23,8 +23,6 @@ from capsroute.train.step import Moment, TrainStep, choose_loss
     ],
 )
 def test_the_default_loss_is_the_familys(name, expected):
-    from capsroute import losses
-
     with torch.device("meta"):
         model = create_model(name)
     loss = choose_loss(OptimConfig(), model)
@@ -32,6 +30,18 @@ def test_the_default_loss_is_the_familys(name, expected):
     wanted = getattr(losses, expected)
     options = {"margin": losses.spread_margin(3.0)} if expected == "spread" else {}
     torch.testing.assert_close(loss(scores, targets, 3.0), wanted(scores, targets, **options))
+
+
+def test_a_family_of_ones_own_brings_its_loss(monkeypatch):
+    with torch.device("meta"):
+        model = create_model("dynamic_simple_cifar10")
+    scores, targets = torch.rand(4, 10), torch.tensor([1, 2, 3, 4])
+    monkeypatch.setattr(type(model), "loss", "spread")
+    wanted = losses.spread(scores, targets, margin=losses.spread_margin(0.0))
+    torch.testing.assert_close(choose_loss(OptimConfig(), model)(scores, targets, 0.0), wanted)
+    monkeypatch.setattr(type(model), "loss", None)  # a cross entropy would take them for logits
+    with pytest.raises(ValueError, match="`loss` must be given for dynamic_simple_cifar10, whose"):
+        choose_loss(OptimConfig(), model)
 
 
 def test_a_mixed_image_costs_its_shares_of_two_classes():

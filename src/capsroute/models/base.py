@@ -111,11 +111,12 @@ class ImageClassifier(nn.Module):
     """Images (B, C, H, W), floats in [0, 1], to class scores (B, classes).
 
     A subclass implements `compute_scores` on normalised images. Its scores are logits unless it
-    sets `scores_are_probabilities`.
+    sets `scores_are_probabilities`; then it names the `loss` that training takes unless told.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()  # keywords that any model of the family takes
     scores_are_probabilities: ClassVar[bool] = False
+    loss: ClassVar[str | None] = None  # of `capsroute.losses`; a cross entropy unless given
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class DynamicCapsNet(CapsuleClassifier):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("impl",)
     scores_are_probabilities = True
+    loss = "margin"
 
     def __init__(
         self,

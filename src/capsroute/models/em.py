@@ -15,6 +15,7 @@ class EMCapsNet(CapsuleClassifier):
     """
 
     scores_are_probabilities = True
+    loss = "spread"
 
     def __init__(self, task: Task, backbone: nn.Module) -> None:
         super().__init__(task)

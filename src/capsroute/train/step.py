@@ -12,8 +12,6 @@ from torch.optim.sgd import sgd
 
 from capsroute import losses
 from capsroute.models.base import ImageClassifier
-from capsroute.models.dynamic import DynamicCapsNet
-from capsroute.models.em import EMCapsNet
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.metrics import Totals, correct
 from capsroute.train.optim import WeightAverage, make_optimizer, update_by_sgd
@@ -36,14 +34,7 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
 
     `mixed`: targets are shares of several classes.
     """
-    name = config.loss
-    if name == "auto":
-        if isinstance(model, DynamicCapsNet):
-            name = "margin"
-        elif isinstance(model, EMCapsNet):
-            name = "spread"
-        else:
-            name = "binary_cross_entropy" if model.task.multilabel else "cross_entropy"
+    name = _published_loss(model) if config.loss == "auto" else config.loss
     if model.task.multilabel and name in ("cross_entropy", "spread"):
         raise ValueError(f"`loss` must allow several classes per image, got {name!r}")
     smoothing = config.label_smoothing
@@ -59,6 +50,18 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
         )
     function = getattr(losses, name)
     return lambda scores, targets, epoch: function(scores, targets, label_smoothing=smoothing)
+
+
+def _published_loss(model: ImageClassifier) -> str:
+    """That of the model's family, or a cross entropy of its logits."""
+    if model.loss is not None:
+        return model.loss
+    if model.scores_are_probabilities:
+        raise ValueError(
+            f"`loss` must be given for {model.name}, whose scores are probabilities: margin or "
+            "spread, or `loss` in its class"
+        )
+    return "binary_cross_entropy" if model.task.multilabel else "cross_entropy"
 
 
 class Callables(NamedTuple):
