@@ -3,10 +3,10 @@
 import io
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
+
+from capsroute.logs import errors_only
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,23 +25,12 @@ def figure(width: float, height: float, *, constrained: bool = True) -> "Figure"
 def png(figure: "Figure", dpi: int = 120) -> bytes:
     _find_missing_letters(figure)
     data = io.BytesIO()
-    with warnings.catch_warnings(), _quiet_about_weights():
+    # a font found for its letters may have one weight alone, which matplotlib logs for each text
+    with warnings.catch_warnings(), errors_only("matplotlib.font_manager"):
         # letters that no font here has show as boxes, which was told once
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format="png", dpi=dpi)
     return data.getvalue()
-
-
-@contextmanager
-def _quiet_about_weights() -> Iterator[None]:
-    """A font found for its letters may have one weight alone, which matplotlib logs for each."""
-    logger = logging.getLogger("matplotlib.font_manager")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _find_missing_letters(figure: "Figure") -> None:

@@ -8,7 +8,6 @@ import copy
 import importlib
 import io
 import json
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from capsroute.extras import why_unusable
+from capsroute.logs import errors_only
 from capsroute.models.base import ImageClassifier
 
 EXAMPLES = 2  # images to trace with: PyTorch would take 0 or 1 for a constant
@@ -78,15 +78,3 @@ def _quiet() -> Iterator[None]:
     with errors_only("torch.onnx"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         yield
-
-
-@contextmanager
-def errors_only(name: str) -> Iterator[None]:
-    """Whatever a logger would say of lesser things is left out."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

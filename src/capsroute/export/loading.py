@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_usable, errors_only
+from capsroute.export.graph import EXTRA_FILE, INPUT, METADATA, check_usable
+from capsroute.logs import errors_only
 from capsroute.models.description import Description, Run
 
 PROBABILITIES: dict[str, Callable[[Tensor], Tensor]] = {

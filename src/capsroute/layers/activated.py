@@ -16,13 +16,10 @@ they can learn:
   is the price at which such votes cost nothing. (Without LayerNorm, A and C at once, they cost
   less, and activations start higher.) β_a starts at 0.
 
-Seen with inverted_simple_cifar10, in float64, 16 test images or noise, 1 to 5 iterations: all
-activations of routed layers start within 0.486 and 0.514, and the largest gradients of a layer are
-8e-3 to 2e-2 for β_u, 1e-3 to 3e-3 for β_a. After 60 steps of the paper's SGD (lr 0.1, batches of
-16, images of 20×20) they lie within 0.40 and 0.66. EM's limit, 100 λ = 1, took a class to 1.000
-within 30 steps. Where weight decay shrinks transforms to a twentieth and gains to a quarter, as in
-a full run without activations (docs/routing.md), that alone moves the layers to 0.88, 0.98 and
-0.92: short of saturation.
+`tests/models/test_ablations.py` holds layers to that: undecided at the start for 1 to 5 iterations,
+with gradients for both β, and short of saturation where weight decay has shrunk transforms to a
+twentieth and gains to a quarter, as in a full run without activations (docs/routing.md). EM's
+limit, 100 λ = 1, fails the last. Whether C so reaches the paper's accuracies is not known yet.
 """
 
 import math
