@@ -145,17 +145,17 @@ def gather_children(
     _, height, width = layout.size
     reach_y, reach_x = stride * (height - 1) + 1, stride * (width - 1) + 1
 
-    def windows(x: Tensor) -> Tensor:  # -> (k·k', in, B, H', W', …)
+    def windows(x: Tensor) -> Tensor:  # -> (B, H', W', I, …)
         seen = [
             x[:, y : y + reach_y : stride, z : z + reach_x : stride]
             for y in range(layout.window[0])
             for z in range(layout.window[1])
         ]
-        return torch.stack(seen).movedim(4, 1)
+        return torch.cat(seen, dim=3)
 
-    split = windows(poses).unflatten(-1, (-1, a))  # (k·k', in, B, H', W', R, a)
-    columns = split.permute(0, 1, 6, 5, 2, 3, 4).flatten(0, 1).flatten(2)
-    log_a = windows(log_activations).flatten(0, 1).flatten(1)
+    split = windows(poses).unflatten(-1, (-1, a))  # (B, H', W', I, R, a)
+    columns = split.permute(3, 5, 4, 0, 1, 2).flatten(2).contiguous()
+    log_a = windows(log_activations).movedim(3, 0).flatten(1).contiguous()
     transforms = weight.flatten(0, 2).transpose(2, 3).flatten(1, 2)
     return Children(columns, log_a.unsqueeze(1), transforms, offsets)
 
@@ -249,7 +249,10 @@ def evenly_routed_mean(children: Children, out: int) -> Tensor:
     positions = children.log_activations.shape[-1]
     share = children.log_activations.softmax(dim=0)  # safe where every child is inactive
     weighed = children.poses.reshape(count, -1, positions) * share
-    mean = children.transforms.transpose(0, 1).flatten(1) @ weighed.reshape(count * a, columns)
+    rows = weighed.view(count, a, columns).permute(2, 0, 1)
+    if is_exporting():  # PyTorch 2.11 cannot merge what has strides of an unknown size
+        rows = rows.contiguous()
+    mean = children.transforms.transpose(0, 1).flatten(1) @ rows.flatten(1).t()
     return mean.view(out, -1, columns // positions, positions)
 
 
