@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 
 import numpy as np
@@ -92,6 +93,18 @@ def test_a_fixed_batch_is_filled_up(tmp_path):
     model = make("inverted", iterations=1)
     export_model(model, "torch-export", tmp_path / "model.pt2", batch=2)
     agree(model, tmp_path / "model.pt2", 5)
+
+
+@pytest.mark.parametrize("exported", ["torch-export"], indirect=True)
+def test_what_pytorch_2_11_warns_of_is_not_the_users_concern(exported, monkeypatch):
+    load = torch.export.load
+
+    def load_and_warn(*arguments, **options):
+        warnings.warn("The given buffer is not writable, and PyTorch does not", stacklevel=2)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(torch.export, "load", load_and_warn)
+    agree(*exported, batch=2)
 
 
 @pytest.mark.parametrize("exported", ["onnx"], indirect=True)

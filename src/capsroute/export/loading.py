@@ -1,6 +1,7 @@
 """Exported files read back: the model's description, and a function that runs it on the CPU."""
 
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,9 @@ def _load_pt2(path: Path) -> tuple[dict[str, Any], Run]:
         raise _broken(path, "it is no zip archive, or is cut short")
     extra = {EXTRA_FILE: ""}
     try:
-        with errors_only("torch.export"):  # it logs a traceback before it raises
+        # it logs a traceback before it raises, and 2.11 warns of how it reads its own weights
+        with errors_only("torch.export"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
             module = torch.export.load(path, extra_files=extra).module()
     except Exception as error:  # zip, pickle and torch errors alike, whose words point to that log
         raise _broken(path, "PyTorch finds no program in it") from error
