@@ -160,11 +160,15 @@ def _given(option: str, arguments: list[str]) -> bool:
     return any(argument.split("=")[0].replace("_", "-") == option for argument in arguments)
 
 
+def _values(option: str, arguments: list[str]) -> list[str]:
+    """What follows an option, as `--data pets` or `--data=pets`."""
+    given = [value for before, value in pairwise(arguments) if before == option]
+    return given + [a.removeprefix(f"{option}=") for a in arguments if a.startswith(f"{option}=")]
+
+
 def _folder_given(arguments: list[str]) -> bool:
     """Whether `--data` names a folder of images rather than a dataset."""
-    given = [value for option, value in pairwise(arguments) if option == "--data"]
-    given += [a.removeprefix("--data=") for a in arguments if a.startswith("--data=")]
-    return any(map(is_folder, given))
+    return any(map(is_folder, _values("--data", arguments)))
 
 
 def _with_folder(config: Config) -> Config:
@@ -201,9 +205,22 @@ def _parse(name: str, arguments: list[str]) -> Options:
             config=(tyro.conf.OmitArgPrefixes,),
         )
     except UsageError as error:
+        if _given("--preset", arguments):
+            raise UsageError(_instead_of_preset_option(arguments)) from None
         if late := [argument for argument in arguments if argument in list_presets()]:
             raise UsageError(f"{error}; a preset comes first: capsroute train {late[0]}") from None
         raise
+
+
+def _instead_of_preset_option(arguments: list[str]) -> str:
+    presets = list_presets()
+    told = "a preset comes first, without `--preset`: capsroute train "
+    name = next(iter(_values("--preset", arguments)), "-")
+    if name in presets:
+        return told + name
+    if name.startswith("-"):  # another option, or nothing
+        return f"{told}PRESET; `capsroute train --list` shows all {len(presets)}"
+    return f"{told}PRESET; no preset {name!r}{nearest(name, presets)}"
 
 
 def _named(config: Config, name: str) -> Config:
