@@ -58,9 +58,9 @@ def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, **c
     return folder
 
 
-def write_diverged(results, experiment, *, seed=0, **changes):
-    """Of a run that was evaluated once, at chance, before its loss was no number any more."""
-    folder = write_evidence(results, experiment, [10.0], seed=seed, **changes)
+def write_diverged(results, experiment, accuracies=(10.0,), *, seed=0, **changes):
+    """Of a run that was evaluated, once and at chance, before its loss was no number any more."""
+    folder = write_evidence(results, experiment, accuracies, seed=seed, **changes)
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").unlink()
     names = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit", "dirty")

@@ -79,6 +79,21 @@ def test_the_iteration_figure_has_a_cross_at_chance_for_each_seed_that_diverged(
     assert crosses(detail) == [] and "diverged" in whole.get_legend().get_title().get_text()
 
 
+def test_a_convergence_curve_that_diverged_is_drawn_to_its_end_and_crossed(results):
+    experiment = "inverted_resnet_cifar10_r2"
+    write_diverged(results, experiment, [50.0, 60.0], seed=8)
+    write_diverged(results, experiment, seed=9)
+    (results / experiment / "seed9" / "metrics.jsonl").write_text("")  # before any evaluation
+    found = figures(Measured.read(results, results.parent / TIMINGS))
+    (shown,) = [figure for figure in found if figure.name == "convergence_cifar"]
+    drawn = shown.draw(shown.data)
+    lines = [line for axis in drawn.axes for line in axis.get_lines()]
+    (cross,) = [line for line in lines if line.get_marker() == "x"]
+    assert list(cross.get_ydata()) == [60.0]
+    assert [50.0, 60.0] in [list(line.get_ydata()) for line in lines]
+    assert drawn.legends[0].get_texts()[-1].get_text() == "diverged"
+
+
 def test_the_iteration_figure_of_diverged_runs_alone(tmp_path):
     write_diverged(tmp_path / "results", "em_simple_cifar10_r5")
     figure = iteration_figure(tmp_path / "results")

@@ -14,8 +14,10 @@ from capsroute import drawing
 from capsroute.files import write_whole
 
 DIGEST_KEY = "capsroute-data"
-Curve = tuple[Sequence[float], Sequence[float]]
-"""Values along x and y."""
+Curve = tuple[Sequence[float], Sequence[float]] | tuple[Sequence[float], Sequence[float], str]
+"""Values along x and y, and DIVERGED if the run did."""
+DIVERGED = "diverged"
+CROSS: dict[str, Any] = {"marker": "x", "ls": "", "ms": 7, "mew": 1.8}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ def drawn_from(path: Path) -> str | None:
 
 
 def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
-    """Test accuracy against epochs: a panel for each group, a colour for each experiment."""
+    """Test accuracy against epochs: a panel for each group, a colour for each experiment.
+
+    A run that diverged ends in a cross, at its last evaluation.
+    """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = drawing.figure(max(6.0, 4.0 * columns), 3.4 * rows)
@@ -72,17 +77,21 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
     labels = sorted(set(chain(*panels.values())))
     colors = {label: f"C{index}" for index, label in enumerate(labels)}
     known: dict[str, Any] = {}
+    crosses: dict[str, Any] = {}
     for axis, (title, lines) in zip(axes, panels.items(), strict=False):
         for label, curves in lines.items():
-            for epochs, accuracies in curves:
+            for epochs, accuracies, *ended in curves:
                 (known[label],) = axis.plot(epochs, accuracies, color=colors[label], lw=0.9)
+                if ended == [DIVERGED]:
+                    at = epochs[-1], accuracies[-1]
+                    (crosses[DIVERGED],) = axis.plot(*at, **CROSS, color=colors[label])
         lowest = min(curve[1][-1] for curves in lines.values() for curve in curves)
         axis.set(title=title, xlabel="epoch", ylabel="test accuracy, %")
         axis.set_ylim(bottom=0.6 * lowest)  # how they end matters more than how they begin
         axis.grid(alpha=0.3)
     for axis in axes[len(panels) :]:
         axis.remove()
-    _legend(figure, {label: known[label] for label in labels})
+    _legend(figure, {label: known[label] for label in labels} | crosses)
     return figure
 
 
@@ -120,7 +129,7 @@ def _draw_diverged(axis: Any, routings: Sequence[Sequence[Sequence[float]]]) -> 
         beside = list(group)  # seeds that end alike: side by side, or they would look like one
         for place, (count, accuracy, index) in enumerate(beside):
             x = count + 0.12 * (place - (len(beside) - 1) / 2)
-            axis.plot(x, accuracy, "x", color=f"C{index}", ms=7, mew=1.8)
+            axis.plot(x, accuracy, **CROSS, color=f"C{index}")
     return len(crosses)
 
 

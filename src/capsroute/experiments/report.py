@@ -14,7 +14,7 @@ from capsroute.experiments.costs import (
     step_table,
 )
 from capsroute.experiments.evidence import Result, counted, diverged, read_all, spread
-from capsroute.experiments.figures import Figure, convergence, cost, iterations
+from capsroute.experiments.figures import DIVERGED, Figure, convergence, cost, iterations
 from capsroute.experiments.markdown import FIGURES, markdown_picture, markdown_table
 from capsroute.experiments.presets import preset
 from capsroute.experiments.studies import Studies
@@ -159,10 +159,17 @@ def figures(measured: Measured) -> list[Figure]:
 def _panels(table: Table, evidence: Evidence) -> dict[str, dict[str, list[Any]]]:
     panels: dict[str, dict[str, list[Any]]] = {}
     for row in table.rows:
-        if runs := counted(evidence.get(row.experiment, [])):
-            curves = [[_column(run, "epoch"), _column(run, "test_accuracy")] for run in runs]
+        runs = evidence.get(row.experiment, [])
+        curves = [_curve(run) for run in counted(runs)]
+        # one that diverged before its first evaluation has no curve
+        curves += [[*_curve(run), DIVERGED] for run in diverged(runs) if run.metrics]
+        if curves:
             panels.setdefault(row.panel, {})[row.line] = curves
     return panels
+
+
+def _curve(run: Result) -> list[Any]:
+    return [_column(run, "epoch"), _column(run, "test_accuracy")]
 
 
 def _column(run: Result, name: str) -> list[float]:
