@@ -85,6 +85,10 @@ def test_a_run_leaves_its_files(config, tmp_path):
     for key in ("experiment", "model", "dataset", "iterations", "seed", "params", "epochs"):
         assert summary[key] is not None, key
     assert summary["test_accuracy_best"] >= summary["test_accuracy_last"]
+    resolved = summary["resolved"]  # what the config leaves open
+    assert config.optim.loss == "auto" and resolved["loss"] == "cross_entropy"
+    assert (resolved["device"], resolved["compile"], resolved["capture"]) == ("cpu", False, False)
+    assert resolved["processes"] == 1 and len(resolved["image_size"]) == 2
     model = load_model(out / "model.safetensors")
     assert model.class_names == ["class0", "class1", "class2"]
     assert read_metadata(out / "model.safetensors")["model"] == "inverted_small_multimnist"

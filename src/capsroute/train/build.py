@@ -24,7 +24,7 @@ from capsroute.train.distributed import Processes
 from capsroute.train.held_out import HeldOut
 from capsroute.train.optim import learning_rate
 from capsroute.train.reporting import Reporter
-from capsroute.train.step import Moment, TrainStep
+from capsroute.train.step import Moment, TrainStep, loss_name
 
 # A step has hundreds of small kernels: those that can run side by side become one, and each is
 # timed with several shapes of its blocks: some 5 % of a step (benchmarks/kernels/h200).
@@ -67,6 +67,8 @@ class Equipment:
     train_step: TrainStep
     captured: CapturedSteps | None
     held_out: dict[str, HeldOut | None]
+    resolved: dict[str, Any]
+    """What became of the choices that config and runtime leave open."""
 
     def release(self) -> None:
         """Let go of the graphs, which hold a pool of memory."""
@@ -111,7 +113,18 @@ def assemble(
     for note in (batch_size_note(config, batches), uncaptured, batch_norm_note(model, job)):
         if note:
             tell(note)
-    return Equipment(model, make_batches, batches, steps, moment, train_step, captured, held_out)
+    resolved = {
+        "image_size": list(model.image_size),
+        "loss": loss_name(config.optim, model),
+        "eval_every": config.eval_every or batches.steps_per_epoch,
+        "device": job.device.type,
+        "compile": runtime.compile == "yes",
+        "capture": captured is not None,
+        "processes": job.world,
+    }
+    return Equipment(
+        model, make_batches, batches, steps, moment, train_step, captured, held_out, resolved
+    )
 
 
 def moment_of(config: Config, steps: int, epoch_steps: int, step: int) -> Moment:

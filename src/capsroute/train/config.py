@@ -119,7 +119,11 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """A whole run, as asked for.
+
+    config.json keeps it so, since the same command must find its own run on any machine;
+    what was left open is in summary.json, under `resolved`.
+    """
 
     experiment: str = "inverted_small_multimnist"
     """Of the run: the preset's name, or that of a folder of images."""

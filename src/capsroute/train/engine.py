@@ -252,6 +252,7 @@ class _Run:
         if self.log is not None:
             save_model(self.model, self.folder.model, weights=self.train_step.weights())
             summary = summarize(self.config, self.model, self.log.records, self.job.device)
+            summary["resolved"] = self.parts.resolved
             self.folder.write_summary(summary)
         self.job.barrier()  # no process ends while another may still need it
         return summary

@@ -34,7 +34,7 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
 
     `mixed`: targets are shares of several classes.
     """
-    name = _published_loss(model) if config.loss == "auto" else config.loss
+    name = loss_name(config, model)
     if model.task.multilabel and name in ("cross_entropy", "spread"):
         raise ValueError(f"`loss` must allow several classes per image, got {name!r}")
     smoothing = config.label_smoothing
@@ -50,6 +50,11 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
         )
     function = getattr(losses, name)
     return lambda scores, targets, epoch: function(scores, targets, label_smoothing=smoothing)
+
+
+def loss_name(config: OptimConfig, model: ImageClassifier) -> str:
+    """The loss that was asked for, or that `auto` stands for."""
+    return _published_loss(model) if config.loss == "auto" else config.loss
 
 
 def _published_loss(model: ImageClassifier) -> str:
