@@ -154,6 +154,21 @@ class TestWhichRowsCount:
         add(timings, Case(MODEL, 2, "train", **unusual), 9.0)
         assert read_costs(timings).number(f"{MODEL}:2", "train", "median_ms") == 2.5
 
+    def test_a_backbone_of_timm_has_rows_of_its_own(self, timings):
+        figure = cost_figure(read_costs(timings))
+        case = Case(MODEL, 2, "train", backbone="timm/resnet50", image_size=224)
+        add(timings, case, 9.0)
+        add(timings, case.alone, 7.5)
+        costs = read_costs(timings)
+        assert costs.number(f"{MODEL}:2", "train", "median_ms") == 2.5
+        assert costs.number(f"{MODEL}:2+timm/resnet50@224", "train", "median_ms") == 9.0
+        assert costs.number(f"{MODEL}:2+timm/resnet50@224", "train", "÷backbone") == 1.2
+        with pytest.raises(ValueError, match="there is no `median_ms`"):
+            costs.number(f"{MODEL}:2+timm/resnet50@96", "train", "median_ms")
+        models = [cells[0] for cells in step_table(costs)[1]]
+        assert f"{MODEL} on timm/resnet50, images of 224×224, backbone alone" in models
+        assert cost_figure(costs) == figure
+
     def test_the_model_s_own_image_size_whether_written_or_not(self, timings):
         add(timings, Case(MODEL, 2, "train", image_size=32), 9.0)
         assert read_costs(timings).number(f"{MODEL}:2", "train", "median_ms") == 9.0

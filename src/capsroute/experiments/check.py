@@ -38,7 +38,7 @@ MARKERS = {
         r"(?P<statistic>mean|std|n|seed\d+|percent|value))" + NUMBER
     ),
     "bench": re.compile(
-        r"<!-- bench: (?P<name>(?P<subject>[\w:/]+) (?P<field>[\w.]+(?:@\d+)?) "
+        r"<!-- bench: (?P<name>(?P<subject>[\w:/+@]+) (?P<field>[\w.]+(?:@\d+)?) "
         r"(?P<statistic>median_ms|images_per_s|(?:peak|poses|votes)_mib|÷[\w:/]+|value))" + NUMBER
     ),
 }

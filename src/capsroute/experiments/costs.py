@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ Place = tuple[str | None, ...]  # device, torch and commit
 BATCH = 128  # the paper's
 ROUTING = "routing"
 """The mode of memory.csv's rows: forward and backward pass through the capsule layers alone."""
-USUAL = {"dtype": "bfloat16", "compiled": "True", "checked": "True"}
-USUAL |= dict.fromkeys(("bn_group", "backbone"), "")
-"""Of the rows that are shown, whose images have the model's own size; so has a plain `Case`."""
+USUAL = {"dtype": "bfloat16", "compiled": "True", "checked": "True", "bn_group": ""}
+"""Of the rows that are shown. Their images have the model's own size, but on backbones of timm."""
 MEMORY_COLUMNS = (
     *("model", "batch", "iterations", "impl"),
     *("peak_mib", "poses_mib", "weights_mib", "votes_mib", "device", "torch", "commit", "dirty"),
@@ -38,7 +37,8 @@ class Costs:
 
         Args:
             subject: `NAME[:ITERATIONS]`, as `capsroute bench` takes it, with `/backbone` or
-                `/reference` after it if that is meant; or a JSON file of the folder.
+                `/reference` after it if that is meant, or `+timm/NAME@SIZE` for images of another
+                size on a backbone of timm; or a JSON file of the folder.
             what: `train`, `infer` or `routing`, with `@BATCH` after it unless it is 128; or the
                 number's place in the JSON file, such as `a.b.2`.
             quantity: a column; `÷backbone` or `÷SUBJECT`, how many times as long it takes; or
@@ -70,12 +70,16 @@ class Costs:
 
 
 def _named(subject: str, mode: str, batch: int) -> Case:
+    subject, _, other = subject.partition("+")
     name, _, variant = subject.partition("/")
     (case,) = plan_cases([name], [mode], [batch], dtype="bfloat16", alone=False, reference=False)
     variants = {"": case, "backbone": case.alone, "reference": case.reference}
     if variant not in variants:
         raise ValueError(f"after {name}/ must come backbone or reference, got {variant!r}")
-    return variants[variant]
+    backbone, _, size = other.partition("@")
+    if not other:
+        return variants[variant]
+    return replace(variants[variant], backbone=backbone, image_size=int(size))
 
 
 def look_up(path: Path, field: str) -> float:
@@ -101,7 +105,7 @@ def read_costs(timings: Path) -> Costs:
 
 def _shown(row: Row) -> bool:
     shown = USUAL.items() <= row.items() and row["impl"] in ("auto", "reference")
-    return shown and _usual_size(row) and _known_code(row)
+    return shown and (_usual_size(row) or bool(row["backbone"])) and _known_code(row)
 
 
 def _usual_size(row: Row) -> bool:
@@ -113,7 +117,8 @@ def _known_code(row: Row) -> bool:
 
 
 def _line(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("model", "mode", "batch"))
+    size = row["image_size"] if row["backbone"] else ""  # else it is the model's own
+    return (*(row[name] for name in ("model", "mode", "batch", "backbone")), size)
 
 
 def _place(row: Row) -> Place:
@@ -122,8 +127,10 @@ def _place(row: Row) -> Place:
 
 def _case(row: Row) -> Case:
     iterations = int(row["iterations"]) if row["iterations"] else None
-    impl, batch = row["impl"], int(row["batch"])
-    return Case(row["model"], iterations, row["mode"], row["part"], impl, batch)
+    case = Case(row["model"], iterations, row["mode"], row["part"], row["impl"], int(row["batch"]))
+    if not row.get("backbone"):  # memory.csv has none
+        return case
+    return replace(case, backbone=row["backbone"], image_size=int(row["image_size"]))
 
 
 def _read_memory(path: Path) -> list[Row]:
@@ -146,6 +153,7 @@ def step_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
     cases.sort(
         key=lambda case: (
             models.index(case.model),
+            case.backbone or "",
             list(MODES).index(case.mode),
             case.batch,
             case.part,
@@ -167,9 +175,12 @@ def _step_cells(case: Case, costs: Costs) -> list[str]:
 
 
 def _what(case: Case) -> str:
+    model = case.model
+    if case.backbone:
+        model += f" on {case.backbone}, images of {case.image_size}×{case.image_size}"
     if case.part == "backbone":
-        return f"{case.model}, backbone alone"
-    return case.model if case.impl == "auto" else f"{case.model}, every vote held (reference)"
+        return f"{model}, backbone alone"
+    return model if case.impl == "auto" else f"{model}, every vote held (reference)"
 
 
 def memory_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
@@ -222,7 +233,8 @@ def _newest_first(mode: str, costs: Costs) -> list[tuple[Place, list[Case]]]:
     """The cases of a mode that a figure can show, by where they were measured."""
     places: dict[Place, list[Case]] = {}
     for case, row in costs.rows.items():
-        if (case.mode, case.part, case.batch) == (mode, "model", BATCH) and case.iterations:
+        drawn = (case.mode, case.part, case.batch, case.backbone) == (mode, "model", BATCH, None)
+        if drawn and case.iterations:
             place = _place(row)  # with each row it moves to the end
             places[place] = [*places.pop(place, []), case]
     return list(places.items())[::-1]
