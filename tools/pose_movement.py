@@ -4,7 +4,8 @@
     python tools/pose_movement.py runs/inverted_resnet_cifar10_r2_seed0 --data-root ~/data
 
 Writes results/pose_movement/<name>_<initial poses>.json for poses that start at zero, as in
-training, and at random. `capsroute report` draws them.
+training, and at random. The name is the run's experiment,
+or of weights that ship the model and its iterations. `capsroute report` draws them.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.devices import choose_device
-from capsroute.experiments.evidence import write_measurement
+from capsroute.experiments.evidence import study_name, write_measurement
 from capsroute.experiments.movement import FOLDER, pose_movement
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
@@ -41,7 +42,7 @@ def measure(options: argparse.Namespace, initial: str) -> Path:
         "weights_sha256": described["sha256"],
         **pose_movement(model, some),
     }
-    path = RESULTS / FOLDER / f"{model.name}_r{described['iterations']}_{initial}.json"
+    path = RESULTS / FOLDER / f"{study_name(options.model, described)}_{initial}.json"
     return write_measurement(path, found, device, sys.argv)
 
 

@@ -42,7 +42,7 @@ def test_the_report_shows_what_was_measured(tmp_path):
         lines = {"movement": [[0.1] * 49, [0.25] * 49], "accuracy": [10.0, 70.5] + [20.0] * 48}
         lines["unevenness"] = [[0.0] * 50, [0.0, 0.125] + [0.5] * 48]
         about = {"images": 1000, "model": "m", "trained_with": 2, "initial_poses": initial}
-        (folder / f"m_{initial}.json").write_text(json.dumps(about | lines))
+        (folder / f"m_r2_{initial}.json").write_text(json.dumps(about | lines))
     assert list(read_movements(tmp_path / "results")) == ["m_r2", "m_r2, random start"]
     page, *figures = write_report(tmp_path / "results", tmp_path, tmp_path / "none.csv")
     text = page.read_text()

@@ -68,14 +68,11 @@ def _steps(poses: list[Tensor]) -> Tensor:
 
 def read_movements(results: Path) -> dict[str, dict[str, Any]]:
     """What tools/pose_movement.py wrote, poses from zero before those from random ones."""
-    found = [json.loads(path.read_text()) for path in sorted((results / FOLDER).glob("*.json"))]
-    found.sort(
-        key=lambda each: (each["model"], each["trained_with"], each["initial_poses"] != "zeros")
-    )
-    return {_name(each): each for each in found}
-
-
-def _name(found: dict[str, Any]) -> str:
-    zero = found["initial_poses"] == "zeros"
-    name = f"{found['model']}_r{found['trained_with']}"
-    return name if zero else f"{name}, random start"
+    found: dict[str, dict[str, Any]] = {}
+    for zeros in sorted((results / FOLDER).glob("*_zeros.json")):
+        name = zeros.stem.removesuffix("_zeros")
+        found[name] = json.loads(zeros.read_text())
+        random = zeros.with_name(f"{name}_random.json")
+        if random.exists():
+            found[f"{name}, random start"] = json.loads(random.read_text())
+    return found

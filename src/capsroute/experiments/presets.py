@@ -129,6 +129,36 @@ def inverted_small_multimnist_r4() -> Config:
     return _small_multimnist(4)
 
 
+def _digits(iterations: int) -> Config:
+    config = _small_multimnist(iterations)
+    return replace(
+        config,
+        batch_size=128,
+        epochs=350,
+        dtype="bfloat16",
+        eval_every=10 * 469,
+        checkpoint_every=10 * 469,
+    )
+
+
+@register
+def digits_r2() -> Config:
+    """The default model, trained on a GPU for 60 times as long: 21 million images."""
+    return _digits(2)
+
+
+@register
+def digits_r1() -> Config:
+    """The same with uniform routing (1 iteration)."""
+    return _digits(1)
+
+
+@register
+def digits_r4() -> Config:
+    """The same with 4 iterations."""
+    return _digits(4)
+
+
 def _fast(data: str, epochs: int) -> Config:
     return Config(
         model=ModelConfig(f"inverted_resnet_{data}", 2),

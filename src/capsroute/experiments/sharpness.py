@@ -88,5 +88,5 @@ def _rms(tensor: Tensor) -> float:
 
 def read_sharper(results: Path) -> dict[str, dict[str, Any]]:
     """What tools/sharper_routing.py wrote."""
-    found = [json.loads(path.read_text()) for path in sorted((results / FOLDER).glob("*.json"))]
-    return {f"{each['model']}_r{each['trained_with']}": each for each in found}
+    files = sorted((results / FOLDER).glob("*.json"))
+    return {path.stem: json.loads(path.read_text()) for path in files}
