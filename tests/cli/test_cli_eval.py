@@ -14,6 +14,7 @@ from capsroute.models.weights import load_model, read_metadata, save_model
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig
 from capsroute.train.data_record import record_data
+from capsroute.train.evaluation import evaluate
 from capsroute.train.metrics import correct
 
 SIZE = 28
@@ -176,6 +177,28 @@ def test_a_folder_of_images_is_brought_to_the_models_size(run, tmp_path, pets):
     assert "broken.png" in err and "left out 1 file that could not be read" in err
     status, _, err = run("eval", checkpoint, "--data", pets, "--strict")
     assert status == 2 and one_line(err)
+
+
+@pytest.mark.parametrize("with_its_run", [False, True])
+def test_a_model_of_crops_gets_them(monkeypatch, run, tmp_path, pets, with_its_run):
+    """As the checkpoint says: brought to the size that it was trained on, and then cut."""
+    checkpoint = make_model(tmp_path / "model.safetensors", in_channels=3, num_classes=2)
+    model = load_model(checkpoint)
+    model.resize = (32, 32)
+    save_model(model, checkpoint)
+    if with_its_run:
+        config = Config(data=DataConfig(data="elsewhere", crop=SIZE))
+        (tmp_path / "config.json").write_text(config.to_json())
+    shown = []
+
+    def watched(model, split, **settings):
+        shown.extend(images for images, _ in EvalBatches(split, 99, crop=settings["crop"]))
+        return evaluate(model, split, **settings)
+
+    monkeypatch.setattr("capsroute.cli.evaluate.evaluate", watched)
+    assert run("eval", checkpoint, "--data", pets)[0] == 0
+    (expected,) = (x for x, _ in EvalBatches(load_dataset(pets, image_size=32).test, 99, crop=SIZE))
+    assert torch.equal(shown[0], expected)
 
 
 def one_line(err):

@@ -27,7 +27,7 @@ from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import METADATA_KEY, load_model
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import Config, DataConfig, load_config, read_json
+from capsroute.train.config import Config, load_config, read_json
 from capsroute.train.data_record import changed_since, unknown_images_note
 from capsroute.train.evaluation import Evaluation, Point, evaluate, finite, robustness
 from capsroute.train.fit import check_fit
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
     dataset, data = _load_data(options, config, model)
     if config is not None and config.data.data == data:
         _tell_of_changes(RunFolder(checkpoint.parent), dataset)
-    crop = config.data.crop if config else None
+    crop = None if model.resize is None else model.image_size[0]  # of what was resized
     _check_fit(model, dataset, crop)
     _check_shift(options.shift, model)
     split = _choose_split(dataset, options.split)
@@ -187,8 +187,9 @@ def _load_data(
         dataset = load_dataset(
             name,
             root=options.data_root or (run.data_root if run else None),
-            # a folder's images are brought to the model's size; other sets have one of their own
-            image_size=_folder_size(model, run) if _is_image_folder(name) else None,
+            # a folder's images are brought to the model's size, or to the one that it crops from;
+            # other sets have one of their own
+            image_size=(model.resize or model.image_size) if _is_image_folder(name) else None,
             strict=options.strict or (run is not None and run.strict),
             # those that training set aside, and no others
             validation=run.validation if same and run else 0.0,
@@ -211,10 +212,6 @@ def _tell_of_changes(run: RunFolder, dataset: Dataset) -> None:
         )
     if note:
         print(note, file=sys.stderr)
-
-
-def _folder_size(model: ImageClassifier, run: DataConfig | None) -> int | tuple[int, int] | None:
-    return model.image_size if run is None or run.crop is None else run.image_size
 
 
 def _is_image_folder(name: str) -> bool:
