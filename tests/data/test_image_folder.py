@@ -10,6 +10,7 @@ from capsroute.data import (
     EvalBatches,
     MissingDataError,
     list_image_folder,
+    load_dataset,
     load_image_folder,
 )
 from capsroute.data.decoding import decode
@@ -51,21 +52,74 @@ def test_plain_folder(pets):
     assert folder.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 0]
 
 
-@pytest.mark.parametrize("parts", [("test",), ("val",), ("test", "val")])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("train", "test"),
+        ("train", "val"),
+        ("train", "test", "val"),
+        ("train", "valid"),
+        ("Train", "Test"),
+        ("TRAIN", "test", "Validation"),
+    ],
+)
 def test_split_layout(tmp_path, parts):
-    for i, part in enumerate(("train", *parts)):
+    for i, part in enumerate(parts):
         for name in ("a", "b"):
             save(tmp_path / part / name / "x.png", solid(color=(i, 0, 0)))
     folder = load_image_folder(tmp_path)
     assert folder.class_names == ("a", "b")
     assert folder.test.images[0, 0, 0, 0] == 1
-    assert (folder.validation is None) == (len(parts) == 1)
+    assert (folder.validation is None) == (len(parts) == 2)
+    assert folder.passed_over == ()
+
+
+@pytest.mark.parametrize("surplus", ["dev", "holdout", "training", "valid"])
+def test_a_folder_beside_train_is_never_dropped(tmp_path, surplus):
+    for part in ("train", "val", surplus):
+        for name in ("a", "b"):
+            save(tmp_path / part / name / "x.png", solid())
+    message = (
+        rf"{surplus}: a folder beside train, .*; expected one each of train, test and val \(or"
+    )
+    with pytest.raises(DataError, match=message):
+        load_image_folder(tmp_path)
+
+
+def test_a_folder_without_images_beside_train(tmp_path):
+    for name in ("a", "b"):
+        save(tmp_path / "train" / name / "x.png", solid())
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "labels.csv").write_text("")
+    assert load_image_folder(tmp_path).class_names == ("a", "b")
+
+
+def test_images_that_are_passed_over_are_counted(pets):
+    for path in ("cat/1.heic", "cat/old/2.HEIC", "readme.md"):
+        (pets / path).parent.mkdir(exist_ok=True)
+        (pets / path).write_bytes(b"")
+    save(pets / "loose.png", solid())
+    before = list_image_folder(pets)
+    assert before.images == 5 and load_image_folder(pets).skipped == ()
+    counts = "2 files of a format that is not read (.heic), 1 file in no class's folder"
+    assert load_dataset(pets).skipped_lines() == [f"left out {counts}"]
+    break_two(pets)
+    lines = load_dataset(pets).skipped_lines(most=1)
+    assert len(lines) == 2 and lines[1] == (
+        f"left out 2 files that could not be read, 1 of them not named here, {counts}"
+    )
 
 
 def test_a_class_called_train(tmp_path):
     for name in ("train", "truck"):
         save(tmp_path / name / "x.png", solid())
     assert load_image_folder(tmp_path).class_names == ("train", "truck")
+
+
+def test_a_class_called_train_with_folders_of_its_own(tmp_path):
+    for path in ("Train/steam", "Train/diesel", "Truck"):
+        save(tmp_path / path / "x.png", solid())
+    assert load_image_folder(tmp_path).class_names == ("Train", "Truck")
 
 
 def test_a_class_without_training_images(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -61,16 +62,18 @@ class Dataset:
     """A folder's images by name; None where the data is no folder of images."""
     drawn: bool = False
     """Whether some of a folder's images were drawn, by their names, to be held out."""
+    passed_over: tuple[Skipped, ...] = ()
+    """Images in a folder that are none of it: of other formats, or in no class's folder."""
 
     def skipped_lines(self, most: int = 20) -> list[str]:
-        """The files that were skipped, at most so many by name, and a count at the end."""
+        """The files that were skipped, at most so many by name; all that is left out, counted."""
         lines = [f"skipped {file.path}: {file.reason}" for file in self.skipped[:most]]
-        if self.skipped:
-            count = len(self.skipped)
-            more = f", {count - most} of them not named here" if count > most else ""
-            files = "1 file" if count == 1 else f"{count} files"
-            lines.append(f"left out {files} that could not be read{more}")
-        return lines
+        unnamed = len(self.skipped) - most
+        more = f", {unnamed} of them not named here" if unnamed > 0 else ""
+        reasons = Counter([f"that could not be read{more}"] * len(self.skipped))
+        reasons.update(file.reason for file in self.passed_over)
+        counts = [f"{n} file{'s' * (n != 1)} {reason}" for reason, n in reasons.items()]
+        return [*lines, f"left out {', '.join(counts)}"] if counts else lines
 
 
 def list_datasets() -> tuple[str, ...]:
@@ -228,6 +231,7 @@ def _from_folder(name: str, folder: ImageFolder, validation: float, seed: int) -
         folder.skipped,
         folder.listing,
         drawn,
+        folder.passed_over,
     )
 
 

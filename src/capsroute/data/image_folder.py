@@ -1,7 +1,8 @@
 """A folder of images, one sub-folder per class.
 
     folder/cat/*.png, folder/dog/*.jpg                  the caller splits it
-    folder/train/cat/…, folder/test/cat/…               `val` instead of `test`, or both
+    folder/train/cat/…, folder/test/cat/…               `val` instead of `test`, or both;
+                                                        also Train, Test, valid, Validation
 
 Images may differ in size, mode and format. All are brought to one size, scaled to cover it and
 cropped at the centre, and to one channel (when every image is grey) or three. Transparent
@@ -99,6 +100,8 @@ class ImageFolder(NamedTuple):
     train_names: tuple[str, ...]
     """Of the training images: their paths below the folder."""
     listing: Listing
+    passed_over: tuple[Skipped, ...]
+    """Images of other formats, and those in no class's folder."""
 
 
 def load_image_folder(
@@ -146,6 +149,7 @@ def load_image_folder(
         tuple(skipped),
         tuple(found.name(file) for file in trained_on),
         found.listing(),
+        tuple(found.passed_over),
     )
 
 

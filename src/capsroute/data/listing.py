@@ -10,12 +10,18 @@ from typing import NamedTuple
 from .decoding import why_unreadable
 from .errors import DataError, MissingDataError
 
-TEST_FOLDERS = ("test", "val")
+PARTS = {"train": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
+"""Names of the folders of parts, in small letters, and the part that each is."""
 # fmt: off
 SUFFIXES = frozenset((
     ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff",
     ".pbm", ".pgm", ".ppm", ".pnm",
 ))
+UNREAD_SUFFIXES = frozenset((
+    ".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".psd", ".svg", ".tga",
+    ".arw", ".cr2", ".cr3", ".dng", ".nef", ".raf", ".rw2",
+))
+"""Of images that are passed over, as the other files are, and counted."""
 # fmt: on
 
 
@@ -50,6 +56,8 @@ class FolderFiles(NamedTuple):
     """Where the classes of the training images are."""
     class_names: tuple[str, ...]
     parts: dict[str, list[ImageFile]]
+    passed_over: list[Skipped]
+    """Images that belong to no class, or whose format is not read."""
 
     def name(self, file: ImageFile) -> str:
         """Its path below the folder."""
@@ -63,6 +71,11 @@ class FolderFiles(NamedTuple):
 
 def images_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
     """Every image file in a folder and below it, sorted; and the folders that cannot be listed."""
+    files, closed = _files_below(folder)
+    return [file for file in files if _suffix(file) in SUFFIXES], closed
+
+
+def _files_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
     files: list[Path] = []
     closed: list[Skipped] = []
 
@@ -70,8 +83,12 @@ def images_below(folder: Path) -> tuple[list[Path], list[Skipped]]:
         closed.append(Skipped(Path(error.filename), why_unreadable(error)))
 
     for where, _, names in os.walk(folder, onerror=note):
-        files += [Path(where, name) for name in names if Path(name).suffix.lower() in SUFFIXES]
+        files += [Path(where, name) for name in names]
     return sorted(files), sorted(closed)
+
+
+def _suffix(file: Path) -> str:
+    return file.suffix.lower()
 
 
 def find_images(folder: str | Path) -> FolderFiles:
@@ -79,8 +96,14 @@ def find_images(folder: str | Path) -> FolderFiles:
     root = _existing_folder(Path(folder))
     layout = _layout(root)
     class_names = _class_names(layout["train"])
-    parts = {part: _files(path, class_names) for part, path in layout.items()}
-    return FolderFiles(root, layout["train"], class_names, parts)
+    parts: dict[str, list[ImageFile]] = {}
+    passed_over: list[Skipped] = []
+    for part, path in layout.items():
+        parts[part], unread = _files(path, class_names)
+        passed_over += unread
+    for path in sorted({root, *layout.values()}):
+        passed_over += _loose_images(path)
+    return FolderFiles(root, layout["train"], class_names, parts, passed_over)
 
 
 def list_image_folder(folder: str | Path) -> Listing:
@@ -98,10 +121,23 @@ def _existing_folder(path: Path) -> Path:
 
 def _layout(root: Path) -> dict[str, Path]:
     """The folders of classes, by part. A `train` that holds no folder is a class of its own."""
-    if not any(_sub_folders(root / "train")):
+    found: dict[str, list[Path]] = {part: [] for part in PARTS.values()}
+    others: list[Path] = []
+    for path in _sub_folders(root):
+        part = PARTS.get(path.name.lower())
+        (found[part] if part else others).append(path)
+    train = next((path for path in found["train"] if any(_sub_folders(path))), None)
+    if train is None:
         return {"train": root}
-    present = [part for part in ("train", *TEST_FOLDERS) if (root / part).is_dir()]
-    return {part: root / part for part in present}
+    others = [path for path in others if images_below(path)[0]]
+    if others and train.name != "train" and not found["test"] + found["val"]:
+        return {"train": root}  # classes `Train` and `Truck`
+    if surplus := others + [path for paths in found.values() for path in paths[1:]]:
+        raise DataError(
+            f"{surplus[0]}: a folder beside {train.name}, which holds classes; "
+            "expected one each of train, test and val (or valid, or validation)"
+        )
+    return {part: paths[0] for part, paths in found.items() if paths}
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -112,15 +148,18 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _files(folder: Path, class_names: tuple[str, ...]) -> list[ImageFile]:
-    files = []
+def _files(folder: Path, class_names: tuple[str, ...]) -> tuple[list[ImageFile], list[Skipped]]:
+    """The images of a part, and those whose format is not read."""
+    files: list[ImageFile] = []
+    unread: list[Skipped] = []
     for path in _sub_folders(folder):
         if path.name not in class_names:
             raise DataError(
                 f"{path}: class `{path.name}` has no training folder; "
                 f"expected one of {', '.join(class_names)}"
             )
-        images, closed = images_below(path)
+        below, closed = _files_below(path)
+        images = [file for file in below if _suffix(file) in SUFFIXES]
         if closed:
             raise DataError(f"{closed[0].path}: {closed[0].reason}; expected a folder of images")
         if not images:
@@ -128,7 +167,18 @@ def _files(folder: Path, class_names: tuple[str, ...]) -> list[ImageFile]:
                 f"{path}: empty class folder; expected images ({' '.join(sorted(SUFFIXES))})"
             )
         files += [ImageFile(file, class_names.index(path.name)) for file in images]
-    return files
+        unread += [_unread(file) for file in below if _suffix(file) in UNREAD_SUFFIXES]
+    return files, unread
+
+
+def _unread(file: Path) -> Skipped:
+    return Skipped(file, f"of a format that is not read ({_suffix(file)})")
+
+
+def _loose_images(folder: Path) -> list[Skipped]:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    images = [file for file in files if _suffix(file) in SUFFIXES | UNREAD_SUFFIXES]
+    return [Skipped(file, "in no class's folder") for file in images]
 
 
 def _sub_folders(folder: Path) -> list[Path]:
