@@ -89,7 +89,7 @@ def row_of(text, experiment):
 def register_tiny(monkeypatch, root, **changes):
     """An experiment `tiny` on forty images in Fashion-MNIST's format, which `root` then holds."""
     generator = np.random.default_rng(0)
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     for part, count in (("train", 40), ("t10k", 20)):
         images, labels = generator.integers(0, 256, (count, 28, 28)), np.arange(count) % 10
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):

@@ -101,6 +101,21 @@ def test_list_shows_what_diverged(run, tmp_path):
     assert line.count("77.00") == 2 and "seed 0 done; seed 1 diverged" in line
 
 
+def test_evidence_of_another_recipe_is_not_done_and_in_the_way(run, tmp_path, tiny):
+    """As `capsroute report` has it, which counts no such run."""
+    tiny()
+    assert run("reproduce", "tiny", *CPU)[0] == 0
+    tiny(steps=8, eval_every=8)
+    status, out, err = run("reproduce", "tiny", *CPU)
+    assert (status, out) == (0, "") and err.count("\n") == 1
+    assert "tiny_seed0: not run, since results/tiny/seed0 is of another recipe (`steps` is" in err
+    assert err.endswith("; move that folder away first\n")
+    assert "seed 0 of another recipe" in run("reproduce", "--list", "tiny")[1]
+    for folder in ("results/tiny/seed0", "runs/tiny_seed0"):
+        (tmp_path / folder).rename(tmp_path / folder.replace("/", "_"))
+    assert "tiny_seed0: done" in run("reproduce", "tiny", *CPU)[1]
+
+
 def test_list_shows_what_was_cut(run, tiny):
     tiny(steps=100_000, eval_every=5)
     run("reproduce", "tiny", "--seeds", 4, "--budget-minutes", 0.02, *CPU)

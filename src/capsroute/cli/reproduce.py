@@ -19,7 +19,7 @@ from capsroute.cli.errors import UsageError
 from capsroute.cli.parsing import Flag, as_options, optional, parse
 from capsroute.cli.progress import make_reporter
 from capsroute.experiments import preset
-from capsroute.experiments.evidence import Result, diverged, read_all, spread
+from capsroute.experiments.evidence import Result, diverged, read_all, read_evidence, spread
 from capsroute.experiments.reproduce import Job, jobs, reproduce, select
 from capsroute.experiments.slurm import Cluster, submit
 from capsroute.experiments.tables import all_tables
@@ -79,13 +79,28 @@ def main(arguments: list[str]) -> None:
         _list(options)
         return
     wanted = jobs(select(options.names), options.seeds, options.runs, options.results)
-    missing = [job for job in wanted if job.status() in ("cut", "not run")]
-    if len(missing) < len(wanted):
-        print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are done already")
+    statuses = [job.status() for job in wanted]
+    missing = [
+        job for job, status in zip(wanted, statuses, strict=True) if status in ("cut", "not run")
+    ]
+    if done := sum(status in ("done", "diverged") for status in statuses):
+        print(f"{done} of {len(wanted)} runs are done already")
+    for job, status in zip(wanted, statuses, strict=True):
+        if status == "of another recipe":
+            _tell_of_departure(job)
     if options.slurm:
         _submit(options, missing)
     else:
         _run(options, missing, to_type("reproduce", *arguments))
+
+
+def _tell_of_departure(job: Job) -> None:
+    departure = read_evidence(job.evidence).departures()[0]
+    print(
+        f"{job.name}: not run, since {job.evidence} is of another recipe ({departure}); "
+        "move that folder away first",
+        file=sys.stderr,
+    )
 
 
 def _check(options: Options) -> None:

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Literal
 
 from capsroute.devices import choose_device
-from capsroute.experiments.evidence import DIVERGED, copy_evidence
+from capsroute.experiments.evidence import DIVERGED, copy_evidence, read_evidence
 from capsroute.experiments.presets import list_experiments, preset
 from capsroute.files import write_whole
 from capsroute.nearest import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import Config, read_json
+from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.metrics import MetricsFile
 from capsroute.train.provenance import device_name, versions
 from capsroute.train.reporting import Reporter
 
-Status = Literal["done", "diverged", "cut", "not run"]
+Status = Literal["done", "diverged", "of another recipe", "cut", "not run"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Job:
         return self.results / self.config.experiment / f"seed{self.config.seed}"
 
     def status(self) -> Status:
-        if (self.evidence / "summary.json").is_file():
-            read_json(self.evidence / "summary.json")  # or raise: broken evidence is not done
-            return "done"
-        if (self.evidence / DIVERGED).is_file():
-            return "diverged"
+        if any((self.evidence / name).is_file() for name in ("summary.json", DIVERGED)):
+            found = read_evidence(self.evidence)  # or raise: broken evidence is not done
+            if found.departures():
+                return "of another recipe"
+            return "diverged" if found.diverged else "done"
         return "cut" if RunFolder(self.run).has_progress() else "not run"
 
     def epochs_done(self) -> float:
