@@ -14,21 +14,26 @@ from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, **changes):
-    """`accuracies`, one for each evaluation; `changes` go into the config, `summary` there."""
+def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, whole=True, **changes):
+    """`accuracies` of the last epochs, the first of them of those before unless not `whole`.
+
+    `changes` go into the config, `summary` there.
+    """
     config = dataclasses.replace(preset(experiment).config, seed=seed, **changes)
     folder = results / experiment / f"seed{seed}"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.to_json())
+    before = [accuracies[0]] * (config.epochs - len(accuracies)) if whole else []
+    curve = [*before, *accuracies]
     records = [
         {
-            "step": 10 * (index + 1),
-            "epoch": config.epochs * (index + 1) / len(accuracies),
+            "step": 10 * epoch,
+            "epoch": float(epoch),
             "test_accuracy": accuracy,
             "val_accuracy": None,
-            "seconds": 3.0 * (index + 1),
+            "seconds": 3.0 * len(accuracies) * epoch / len(curve),
         }
-        for index, accuracy in enumerate(accuracies)
+        for epoch, accuracy in enumerate(curve, 1)
     ]
     lines = [json.dumps(record) + "\n" for record in records]
     (folder / "metrics.jsonl").write_text("".join(lines))
@@ -60,7 +65,7 @@ def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, **c
 
 def write_diverged(results, experiment, accuracies=(10.0,), *, seed=0, **changes):
     """Of a run that was evaluated, once and at chance, before its loss was no number any more."""
-    folder = write_evidence(results, experiment, accuracies, seed=seed, **changes)
+    folder = write_evidence(results, experiment, accuracies, seed=seed, whole=False, **changes)
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").unlink()
     names = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit", "dirty")

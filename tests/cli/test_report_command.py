@@ -31,6 +31,15 @@ def test_check_names_each_problem_and_writes_nothing(run, tmp_path, evidence):
     assert run("report", "--check")[0] == 1 and not (tmp_path / "RESULTS.md").exists()
 
 
+def test_runs_in_no_average_are_told(run, tmp_path, evidence):
+    config = write_evidence(tmp_path / "results", "fast_cifar100", [77.0]) / "config.json"
+    config.write_text(config.read_text().replace('"fast_cifar100"', '"trial"'))
+    status, _, err = run("report")
+    line = "`fast_cifar100`, seed 0: there is no preset 'trial'"
+    assert (status, err) == (0, f"in no average: {line}\n")
+    assert f"- {line}\n" in (tmp_path / "RESULTS.md").read_text()
+
+
 def test_another_folder(run, tmp_path, evidence):
     assert run("report", "--results", tmp_path / "results", "--out", "new/page")[0] == 0
     assert (tmp_path / "new/page/RESULTS.md").is_file()

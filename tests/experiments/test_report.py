@@ -1,5 +1,7 @@
 """RESULTS.md from evidence alone, and the checks that keep it and the README honest."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +21,14 @@ from small_experiments import report, row_of, write_diverged, write_evidence
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = preset("fast_cifar10").config.epochs
+LEG = {
+    "device": "NVIDIA H200",
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "capsroute": "0.1.0",
+    "commit": "a" * 40,
+    "dirty": False,
+}
 PLACES = dict.fromkeys(
     ("device", "torch", "cuda", "triton", "python", "capsroute", "commit", "dirty"), "x"
 )
@@ -188,6 +198,9 @@ class TestCheck:
             ({"params": 1}, "`params` must be 1828817, got 1"),
             ({"iterations": 3}, "`iterations` must be 2, got 3"),
             ({"dtype": "float32"}, "`dtype` must be 'bfloat16'"),
+            ({"resumed_from": [LEG, LEG | {"torch": None}]}, "leg 2 of a resumed run: `torch` is"),
+            ({"resumed_from": [LEG | {"commit": "abc"}]}, "leg 1 of a resumed run: `commit` must"),
+            ({"resumed_from": [LEG | {"dirty": True}]}, "leg 1 of a resumed run: it was made from"),
         ],
     )
     def test_a_summary_that_its_files_do_not_bear_out(self, tmp_path, changes, message):
@@ -210,6 +223,7 @@ class TestCheck:
             (lambda f: f.parent.rename(f.parents[1] / "mine"), "no preset is called mine"),
             (lambda f: drop_last_line(f / "metrics.jsonl"), f"must end at {EPOCHS}"),
             (lambda f: repeat_lines(f / "metrics.jsonl"), "none twice"),
+            (lambda f: drop_first_line(f / "metrics.jsonl"), "a line for every 10 steps"),
         ],
     )
     def test_evidence_that_is_not_whole(self, tmp_path, spoil, message):
@@ -217,6 +231,29 @@ class TestCheck:
         problems = self.problems(tmp_path / "results")
         assert any(message in problem for problem in problems), problems
         assert all("\n" not in problem for problem in problems)
+
+    def test_a_seed_that_is_another_ones_copy(self, results):
+        experiment = results / "inverted_resnet_cifar10_r2"
+        text = (experiment / "seed0" / "metrics.jsonl").read_text()
+        seconds = re.compile(r'"seconds": [\d.]+')
+        (experiment / "seed1" / "metrics.jsonl").write_text(seconds.sub('"seconds": 6.0', text))
+        summary = json.loads((experiment / "seed0" / "summary.json").read_text())
+        copied = json.dumps(summary | {"seed": 1, "train_seconds": 6.0})
+        (experiment / "seed1" / "summary.json").write_text(copied)
+        report(results)
+        (problem,) = self.problems(results)
+        assert "seed1: its metrics are those of" in problem and "seed0, times apart" in problem
+
+    def test_a_run_of_several_legs_names_their_commits(self, tmp_path):
+        results = tmp_path / "results"
+        legs = [LEG, LEG | {"device": "NVIDIA H100"}]
+        write_evidence(results, "fast_cifar10", [95.0], summary={"resumed_from": legs})
+        assert "| `aaaaaaaa`, then `01234567` |" in report(results)
+        assert self.problems(results) == []
+
+
+def drop_first_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
 
 
 def drop_last_line(path):

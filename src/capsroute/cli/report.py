@@ -9,8 +9,8 @@ import tyro
 
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.experiments.check import check
-from capsroute.experiments.evidence import find_evidence
-from capsroute.experiments.report import TIMINGS, write_report
+from capsroute.experiments.evidence import find_evidence, read_all
+from capsroute.experiments.report import TIMINGS, left_out, write_report
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     written = write_report(results, root, results.parent / TIMINGS)
     print(f"wrote {', '.join(map(str, written))}")
+    for line in left_out(read_all(results)):
+        print(f"in no average: {line}", file=sys.stderr)
     if not (results.parent / TIMINGS).is_file():
         print(f"no {results.parent / TIMINGS}: the figure of time and memory is left out")
 

@@ -1,7 +1,10 @@
 """Can every committed number be traced? Each problem is one line; no lines, no problems."""
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from capsroute.experiments.cards import check_cards
 from capsroute.experiments.cells import parameters
@@ -20,8 +23,11 @@ from capsroute.experiments.presets import list_experiments
 from capsroute.experiments.report import Measured, figures, results_text
 from capsroute.models import model_info
 
-NAMED = ("experiment", "seed", "device", "python", "torch", "capsroute", "commit")
+ORIGIN = ("device", "python", "torch", "capsroute", "commit")
+NAMED = ("experiment", "seed", *ORIGIN)
 """What every result must name; the rest of a summary may be unknown."""
+TIMES = ("seconds", "images_per_second")
+"""Of metrics: what differs when the same run is made twice."""
 MEASURED = {
     "epochs": "epoch",
     "steps": "step",
@@ -65,6 +71,7 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
         return problems
     measured = Measured.read(results, timings)
     return [
+        *(line for runs in measured.evidence.values() for line in _check_copies(runs)),
         *_check_report(measured, root),
         *(line for page in _pages(root) for line in check_markers(page, measured, results)),
         *check_cards(root / WEIGHTS, results),
@@ -90,19 +97,39 @@ def _check_folder(folder: Path) -> list[str]:
 
 def _check_names(result: Result) -> list[str]:
     summary, config = result.summary, result.config
-    problems = [f"`{name}` is unknown" for name in NAMED if summary.get(name) is None]
+    problems = _check_origin(summary, NAMED)
+    for number, leg in enumerate(summary.get("resumed_from", []), 1):
+        found = _check_origin(leg, ORIGIN)
+        problems += [f"leg {number} of a resumed run: {problem}" for problem in found]
     if result.experiment not in list_experiments():
         problems.append(f"no preset is called {result.experiment}, so nobody can run it again")
-    if summary.get("dirty"):
-        problems.append("it was made from a changed tree (`dirty`), so nobody can run it again")
-    if not re.fullmatch(r"[0-9a-f]{40}", str(summary.get("commit"))):
-        problems.append(f"`commit` must be 40 hex digits, got {summary.get('commit')!r}")
     for name, folder, written in (
         ("experiment", result.experiment, {config.experiment, summary.get("experiment")}),
         ("seed", result.seed, {config.seed, summary.get("seed")}),
     ):
         if written != {folder}:
             problems.append(f"`{name}` must be {folder!r}, the folder's, in config and summary")
+    return problems
+
+
+def _check_origin(record: dict[str, Any], names: Sequence[str]) -> list[str]:
+    problems = [f"`{name}` is unknown" for name in names if record.get(name) is None]
+    if record.get("dirty"):
+        problems.append("it was made from a changed tree (`dirty`), so nobody can run it again")
+    if not re.fullmatch(r"[0-9a-f]{40}", str(record.get("commit"))):
+        problems.append(f"`commit` must be 40 hex digits, got {record.get('commit')!r}")
+    return problems
+
+
+def _check_copies(runs: Sequence[Result]) -> list[str]:
+    """Two seeds of an experiment never agree; those that diverged may have no metrics to tell."""
+    problems: list[str] = []
+    first: dict[str, Path] = {}
+    for run in runs:
+        curve = json.dumps([[v for k, v in r.items() if k not in TIMES] for r in run.metrics])
+        original = first.setdefault(curve, run.folder)
+        if original != run.folder and not run.diverged:
+            problems.append(f"{run.folder}: its metrics are those of {original}, times apart")
     return problems
 
 
@@ -122,9 +149,12 @@ def _check_summary(result: Result) -> list[str]:
         for field, value in expected.items()
         if summary.get(field) != value
     ]
-    steps = [record["step"] for record in metrics]
-    if steps != sorted(set(steps)):
-        problems.append("metrics.jsonl must be in the order of its steps, none twice")
+    every = config.eval_every or round(last["step"] / (last["epoch"] or 1))
+    if [record["step"] for record in metrics] != [*range(every, last["step"], every), last["step"]]:
+        problems.append(
+            f"metrics.jsonl must hold a line for every {every} steps and the last, in order, "
+            "none twice"
+        )
     reached, length = (
         (last["step"], config.steps) if config.steps else (last["epoch"], config.epochs)
     )

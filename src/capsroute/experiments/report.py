@@ -1,5 +1,6 @@
 """RESULTS.md and its figures, from the committed evidence and timings alone."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,14 +111,18 @@ def _progress(evidence: Evidence) -> str:
     return f"Of the paper's {len(printed)} experiments, {len(ended)} {verb} been run."
 
 
-def _left_out(evidence: Evidence) -> str:
-    """Runs whose config is not their preset's: shown, and in no average."""
-    lines = [
-        f"- `{run.experiment}`, seed {run.seed}: {'; '.join(run.departures())}"
+def left_out(evidence: Evidence) -> list[str]:
+    """Runs whose config is not their preset's, and how: shown, and in no average."""
+    return [
+        f"`{run.experiment}`, seed {run.seed}: {'; '.join(run.departures())}"
         for runs in evidence.values()
         for run in runs
         if run.departures()
     ]
+
+
+def _left_out(evidence: Evidence) -> str:
+    lines = [f"- {line}" for line in left_out(evidence)]
     if not lines:
         return ""
     about = "Their configs (there) depart from the presets of their names (here)."
@@ -132,11 +137,17 @@ def _runs(evidence: Evidence) -> str:
         name = f"[{run.experiment}](results/{run.experiment}/seed{run.seed})"
         accuracies = [about.get(f"test_accuracy_{epoch}") for epoch in ("last", "best")]
         shown = ["diverged" if value is None else f"{value:.2f}" for value in accuracies]
-        commit = f"`{str(about['commit'])[:8]}`{' with changes' if about['dirty'] else ''}"
-        rows.append([name, str(run.seed), *shown, about["device"], about["torch"], commit])
+        rows.append([name, str(run.seed), *shown, about["device"], about["torch"], _commits(about)])
     headings = ["run", "seed", "last epoch", "best test epoch", "device", "torch", "commit"]
     table = markdown_table(headings, rows) if rows else f"None: {NOT_RUN}."
     return f"## Every run\n\n{table}"
+
+
+def _commits(summary: dict[str, Any]) -> str:
+    """The run's, and before it those of the legs that were made from others."""
+    legs = [*summary.get("resumed_from", []), summary]
+    shown = [f"`{str(leg['commit'])[:8]}`{' with changes' if leg['dirty'] else ''}" for leg in legs]
+    return ", then ".join(name for name, _ in itertools.groupby(shown))
 
 
 def figures(measured: Measured) -> list[Figure]:
