@@ -104,6 +104,8 @@ def test_augment_is_pure_and_acts_on_bytes_as_on_floats(images, draws):
     found = augment(images, draws)
     assert found.dtype == torch.uint8 and found.shape == images.shape
     assert torch.equal(found, augment(images, draws))
+    mirrored = random_flip(random_crop(images, draws[:, :2], 4), draws[:, 2])
+    assert torch.equal(found, cutout(mirrored, draws[:, 3:5], 3))  # each part has its own draws
     assert torch.equal(to_float(found), augment(to_float(images), draws))
     assert torch.equal(augment(images[7:9], draws[7:9]), found[7:9])
 

@@ -13,8 +13,10 @@ from capsroute.data import (
     load_dataset,
     load_image_folder,
 )
-from capsroute.data.decoding import decode
+from capsroute.data.decoding import decode, to_mode
 from capsroute.data.image_folder import FolderSplit
+from capsroute.inference import Predictor
+from capsroute.models import create_model
 
 RED = (200, 30, 40)
 
@@ -148,6 +150,25 @@ def test_modes(tmp_path, image, expected):
     pixels = decode(tmp_path / "x.png", (10, 12), 3)
     assert pixels.shape == (3, 10, 12) and pixels.dtype == np.uint8
     assert np.abs(pixels[:, 5, 5].astype(int) - expected).max() <= 2
+
+
+def test_16_bits_are_scaled_to_8_exactly():
+    levels = np.arange(256, dtype=np.uint16)[None]
+    assert np.array_equal(to_mode(Image.fromarray(257 * levels), "L"), levels)
+    assert np.array_equal(to_mode(Image.fromarray(257 * levels[:, :-1] + 256), "L"), levels[:, :-1])
+
+
+def test_a_jpeg_is_decoded_for_training_as_for_prediction(tmp_path):
+    """At a fraction of its size, and never below what is needed."""
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8)
+    photograph = Image.fromarray(pixels).resize((400, 500), Image.Resampling.BICUBIC)
+    save(tmp_path / "x.jpg", photograph)
+    model = create_model("inverted_small_multimnist", image_size=28, in_channels=3)
+    predictor = Predictor.from_model(model)
+    with Image.open(tmp_path / "x.jpg") as file:
+        expected = predictor.prepare(file)
+    found = decode(tmp_path / "x.jpg", (28, 28), 3)
+    assert np.array_equal(found, (255 * expected).round().byte().numpy())
 
 
 def test_transparent_palette_lies_on_white(tmp_path):
