@@ -18,9 +18,9 @@ class Options:
     """Make RESULTS.md and its figures from the results alone, or check that they agree.
 
     With --check nothing is written: each result must name its config, seed, device, versions and
-    commit; its summary must be what its metrics say; RESULTS.md and the figures must be what the
-    results say; and so must the numbers that pages mark with an HTML comment (see
-    CONTRIBUTING.md). The exit status is 1 if anything is amiss.
+    commit; its metrics must be whole and no other seed's, and its summary what they say; RESULTS.md
+    and the figures must be what the results say; and so must the numbers that pages mark with an
+    HTML comment (see CONTRIBUTING.md). The exit status is 1 if anything is amiss.
 
     For example `capsroute report`, `capsroute report --check`.
     """
