@@ -9,12 +9,14 @@ from torch import nn
 
 from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps
 from capsroute.layers.activated import (
+    INVERSE_TEMPERATURE,
     ActivatedCapsules,
     ActivatedConvCaps,
     ActivatedLinearCaps,
     ActivatedPrimaryCaps,
 )
 from capsroute.layers.heads import SharedClassifier
+from capsroute.ops.inverted.activations import activated_routing_step
 
 
 class Small(nn.Module):
@@ -63,6 +65,25 @@ def test_a_convolution_keeps_its_stride_and_returns_coefficients():
     assert capsules.poses.shape == (2, 3, 2, 6, 4)
     assert capsules.log_activations.shape == (2, 3, 2, 6)
     assert coefficients.shape == (2, 3, 2, 3, 3, 4, 6)
+
+
+def test_the_scale_of_the_agreement_is_the_one_given():
+    torch.manual_seed(0)
+    layer = ActivatedLinearCaps(24, 3, 4, scale=1.0)
+    children = drawn_capsules(2, 24)
+    parents = layer(children)
+    expected = activated_routing_step(
+        *children,
+        layer.weight,
+        *parents,
+        layer.beta_u,
+        layer.beta_a,
+        scale=1.0,
+        inverse_temperature=INVERSE_TEMPERATURE,
+        return_coefficients=True,
+    )
+    _, coefficients = layer(children, parents, return_coefficients=True)
+    torch.testing.assert_close(coefficients, expected.coefficients)
 
 
 @pytest.mark.parametrize("options", [dict(initial_poses="random"), dict(impl="reference")])

@@ -30,6 +30,14 @@ def test_parameter_counts_of_the_paper():
     assert count(EMClassCaps(32, 10, 16)) == 32 * 10 * 16 + 20
 
 
+def test_transforms_start_as_the_identity_and_noise():
+    torch.manual_seed(0)
+    for layer in (EMConvCaps(16, 16, 16, kernel_size=3), EMClassCaps(64, 64, 16)):
+        matrices = layer.weight.detach().flatten(0, -3)
+        torch.testing.assert_close(matrices.mean(0), torch.eye(4), rtol=0, atol=0.03)
+        torch.testing.assert_close(matrices.std(0), torch.full((4, 4), 0.25), rtol=0.05, atol=0)
+
+
 def test_shapes():
     model = Small()
     poses, log_activations = model.primary(torch.rand(2, 1, 7, 9))
@@ -102,11 +110,13 @@ def test_exports_with_any_batch_size():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: EMPrimaryCaps(1, 2, 5), "`pose_dim` must be the square of a whole number, got 5"),
-        (lambda: EMConvCaps(1, 2, 8, 3), "`pose_dim` must be the square of a whole number, got 8"),
-        (lambda: EMConvCaps(1, 2, 4, 0), "`kernel_size` must be at least 1, got 0"),
-        (lambda: EMConvCaps(1, 2, 4, 3, stride=0), "`stride` must be at least 1, got 0"),
-        (lambda: EMConvCaps(1, 2, 4, 3, iterations=0), "`iterations` must be at least 1, got 0"),
+        (lambda: EMPrimaryCaps(1, 2, 5), "`pose_dim` must be a square for matrix poses, got 5"),
+        (lambda: EMPrimaryCaps(1, 0, 4), "`capsules` must be an integer of at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 8, 3), "`pose_dim` must be a square for matrix poses, got 8"),
+        (lambda: EMConvCaps(1, 2, 4, 0), "`kernel_size` must be .* at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 4, 3, stride=0), "`stride` must be .* at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 4, 3, iterations=0), "`iterations` must be .* at least 1, got 0"),
+        (lambda: EMClassCaps(0, 2, 4), "`in_capsules` must be an integer of at least 1, got 0"),
         (lambda: EMClassCaps(1, 2, 1), "`pose_dim` must be at least 4 to hold coordinates, got 1"),
         (
             lambda: EMConvCaps(1, 2, 4, 3)(torch.zeros(1, 2, 2, 1, 4), torch.zeros(1, 2, 2, 1)),

@@ -1,11 +1,22 @@
-"""Capsule layers: what they check, how they start, what they keep in low precision."""
+"""Capsule layers: what they check, how they start, what they pass on to the routing."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
+from capsroute.layers import (
+    CapsuleStack,
+    ConvCaps,
+    DynamicConvCaps,
+    DynamicLinearCaps,
+    LinearCaps,
+    PrimaryCaps,
+    SharedClassifier,
+)
+from capsroute.ops.dynamic import dynamic_routing, squash
+from capsroute.ops.inverted import routing_step
 
 
 @pytest.mark.parametrize(
@@ -13,10 +24,22 @@ from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
     [
         (lambda: ConvCaps(2, 2, 15), "`pose_dim` must be a square for matrix poses, got 15"),
         (lambda: LinearCaps(2, 2, 16, 9), r"must equal `pose_dim` \(=16\) .* got 9"),
-        (lambda: ConvCaps(2, 2, 16, pose="tensor"), "'matrix' or 'vector', got 'tensor'"),
+        (lambda: ConvCaps(2, 2, 16, pose="tensor"), "'matrix', 'vector', got 'tensor'"),
         (lambda: ConvCaps(2, 2, 16, initial_poses="ones"), "`initial_poses` must be one of"),
         (lambda: PrimaryCaps(2, 2, 4, normalization="batch"), "got 'batch'"),
         (lambda: ConvCaps(2, 2, 4)(torch.zeros(1, 2, 2, 2, 4)), "within the 2×2 children"),
+        (lambda: ConvCaps(2, 2, 4, stride=0), "`stride` must be .* at least 1, got 0"),
+        (lambda: ConvCaps(2, 2, 4, kernel_size=0), "`kernel_size` must be .* at least 1, got 0"),
+        (lambda: LinearCaps(0, 2, 4), "`in_capsules` must be an integer of at least 1, got 0"),
+        (lambda: LinearCaps(3, 0, 4), "`out_capsules` must be an integer of at least 1, got 0"),
+        (lambda: LinearCaps(3, 2, 0), "`pose_dim` must be an integer of at least 1, got 0"),
+        (lambda: LinearCaps(3, 2.0, 4), "`out_capsules` must be an integer .* got 2.0"),
+        (lambda: LinearCaps(3, 2, 4, impl="tritn"), "'tiled', 'triton', got 'tritn'"),
+        (lambda: PrimaryCaps(2, 0, 4), "`capsules` must be an integer of at least 1, got 0"),
+        (lambda: DynamicConvCaps(2, 2, 4, 4, iterations=0), "`iterations` must be .* got 0"),
+        (lambda: DynamicLinearCaps(2, 2, 4, 4, impl="tritn"), "'triton', got 'tritn'"),
+        (lambda: LinearCaps(3, 2, 4)(torch.zeros(3, 4)), r"shape \(B, in, d\) or .* got \(3, 4\)"),
+        (lambda: CapsuleStack([], iterations=1), "`layers` must hold one layer at least, got none"),
     ],
 )
 def test_mistakes(build, message):
@@ -31,6 +54,8 @@ def test_initial_scale_is_the_authors():
     assert conv.weight.std().item() == pytest.approx(math.sqrt(32 / (4 * 8 * 9)), rel=0.02)
     vector = LinearCaps(40, 10, 16, 8, pose="vector")
     assert vector.weight.std().item() == pytest.approx(math.sqrt(10 / (16 * 40)), rel=0.02)
+    for dynamic in (DynamicConvCaps(8, 8, 4, 8), DynamicLinearCaps(40, 10, 8, 8)):
+        assert dynamic.weight.std().item() == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_linear_layer_flattens_rows_columns_then_capsules():
@@ -38,6 +63,58 @@ def test_a_linear_layer_flattens_rows_columns_then_capsules():
     layer = LinearCaps(2 * 3 * 4, 5, 4)
     children = torch.randn(2, 2, 3, 4, 4)
     assert torch.equal(layer(children), layer(children.reshape(2, 24, 4)))
+
+
+def test_sizes_counted_by_numpy_are_taken():
+    assert LinearCaps(np.prod([2, 3, 4]), np.int64(5), 4).weight.shape == (24, 5, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "children"),
+    [
+        (ConvCaps(4, 6, 4, stride=2, layer_norm=False, scale=1.0), (2, 7, 5, 4, 4)),
+        (LinearCaps(24, 3, 4, layer_norm=False, scale=1.0), (2, 24, 4)),
+    ],
+)
+def test_the_scale_of_the_agreement_is_the_one_given(layer, children):
+    torch.manual_seed(0)
+    children = torch.randn(children)
+    parents = layer(children)
+    expected = routing_step(children, layer.weight, parents, stride=layer.stride, scale=1.0)
+    torch.testing.assert_close(layer(children, parents), expected)
+
+
+def test_learned_poses_are_the_parents_of_the_first_iteration():
+    torch.manual_seed(0)
+    layer = LinearCaps(24, 3, 4, layer_norm=False, initial_poses="learned")
+    layer.initial.data.normal_()
+    children = torch.randn(2, 24, 4)
+    expected = routing_step(children, layer.weight, layer.initial.expand(2, 3, 4))
+    torch.testing.assert_close(layer(children), expected)
+
+
+def test_dynamic_convolutions_keep_their_stride():
+    torch.manual_seed(0)
+    layer = DynamicConvCaps(2, 3, 4, 8, stride=2, iterations=2)
+    children = torch.randn(1, 7, 5, 2, 4)
+    assert layer(children).shape == (1, 3, 2, 3, 8)
+    assert torch.equal(layer(children), dynamic_routing(children, layer.weight, 2, stride=2))
+
+
+def test_primary_capsules_are_squashed_for_dynamic_routing():
+    torch.manual_seed(0)
+    primary = PrimaryCaps(3, 4, 8, normalization="squash")
+    features = torch.randn(2, 3, 5, 5)
+    poses = primary.conv(features).permute(0, 2, 3, 1).unflatten(-1, (4, 8))
+    torch.testing.assert_close(primary(features), squash(poses))
+
+
+def test_scores_of_low_precision_poses_are_not_rounded():
+    torch.manual_seed(0)
+    classifier = SharedClassifier(16).bfloat16()
+    poses = torch.randn(8, 10, 16).bfloat16()
+    exact = (poses.double() * classifier.weight.double()).sum(-1) + classifier.bias.double()
+    torch.testing.assert_close(classifier(poses), exact.float())
 
 
 def test_poses_stay_in_low_precision_under_autocast():

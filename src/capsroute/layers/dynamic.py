@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.checks import check_counts, check_impl, in_one_row
 from capsroute.layers.inverted import warn_if_huge
 from capsroute.ops.dynamic import Observer, dynamic_routing
 
@@ -26,6 +27,10 @@ class DynamicConvCaps(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
+        check_counts(in_capsules=in_capsules, out_capsules=out_capsules, pose_dim=pose_dim)
+        check_counts(out_pose_dim=out_pose_dim, kernel_size=kernel_size, stride=stride)
+        check_counts(iterations=iterations)
+        check_impl(impl)
         self.kernel_size, self.stride = kernel_size, stride
         self.iterations, self.impl = iterations, impl
         shape = (kernel_size, kernel_size, in_capsules, out_capsules, pose_dim, out_pose_dim)
@@ -57,6 +62,9 @@ class DynamicLinearCaps(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
+        check_counts(in_capsules=in_capsules, out_capsules=out_capsules, pose_dim=pose_dim)
+        check_counts(out_pose_dim=out_pose_dim, iterations=iterations)
+        check_impl(impl)
         self.iterations, self.impl = iterations, impl
         shape = (in_capsules, out_capsules, pose_dim, out_pose_dim)
         warn_if_huge(shape)
@@ -64,7 +72,7 @@ class DynamicLinearCaps(nn.Module):
         nn.init.normal_(self.weight, std=TRANSFORM_STD)
 
     def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
-        children = children.flatten(1, -2)
+        children = in_one_row(children)
         return dynamic_routing(
             children, self.weight, self.iterations, impl=self.impl, observe=observe
         )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from capsroute.layers.checks import check_counts, matrix_side
 from capsroute.ops.em import em_routing, em_routing_history
 from capsroute.ops.vote_tiles import Parents, at_least_float32
 
@@ -22,7 +23,8 @@ class EMPrimaryCaps(nn.Module):
 
     def __init__(self, in_channels: int, capsules: int, pose_dim: int) -> None:
         super().__init__()
-        _square_root(pose_dim)
+        check_counts(in_channels=in_channels, capsules=capsules)
+        matrix_side(pose_dim)
         self.capsules, self.pose_dim = capsules, pose_dim
         self.pose = nn.Conv2d(in_channels, capsules * pose_dim, 1)
         self.activation = nn.Conv2d(in_channels, capsules, 1)
@@ -46,11 +48,8 @@ class _EMRouting(nn.Module):
         self, shape: tuple[int, ...], pose_dim: int, iterations: int, stride: int = 1
     ) -> None:
         super().__init__()
-        n = _square_root(pose_dim)
-        if iterations < 1:
-            raise ValueError(f"`iterations` must be at least 1, got {iterations}")
-        if stride < 1:
-            raise ValueError(f"`stride` must be at least 1, got {stride}")
+        n = matrix_side(pose_dim)
+        check_counts(iterations=iterations, stride=stride)
         self.iterations, self.stride = iterations, stride
         self.weight = nn.Parameter(torch.empty(*shape, n, n))
         self.beta_u = nn.Parameter(torch.empty(shape[-1]))
@@ -105,8 +104,7 @@ class EMConvCaps(_EMRouting):
         stride: int = 1,
         iterations: int = 2,
     ) -> None:
-        if kernel_size < 1:
-            raise ValueError(f"`kernel_size` must be at least 1, got {kernel_size}")
+        check_counts(in_capsules=in_capsules, out_capsules=out_capsules, kernel_size=kernel_size)
         shape = (kernel_size, kernel_size, in_capsules, out_capsules)
         super().__init__(shape, pose_dim, iterations, stride)
 
@@ -128,6 +126,7 @@ class EMClassCaps(_EMRouting):
     def __init__(
         self, in_capsules: int, num_classes: int, pose_dim: int, iterations: int = 2
     ) -> None:
+        check_counts(in_capsules=in_capsules, num_classes=num_classes, pose_dim=pose_dim)
         if pose_dim < 4:
             raise ValueError(f"`pose_dim` must be at least 4 to hold coordinates, got {pose_dim}")
         super().__init__((in_capsules, num_classes), pose_dim, iterations)
@@ -137,9 +136,3 @@ class EMClassCaps(_EMRouting):
         return (
             f"{n_in}, {n_out}, pose_dim={self.weight.shape[-1] ** 2}, iterations={self.iterations}"
         )
-
-
-def _square_root(pose_dim: int) -> int:
-    if pose_dim < 1 or math.isqrt(pose_dim) ** 2 != pose_dim:
-        raise ValueError(f"`pose_dim` must be the square of a whole number, got {pose_dim}")
-    return math.isqrt(pose_dim)

@@ -7,6 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.checks import (
+    check_choice,
+    check_counts,
+    check_impl,
+    in_one_row,
+    matrix_side,
+)
 from capsroute.layers.primary import PoseNorm
 from capsroute.ops.inverted.api import first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished
@@ -17,13 +24,11 @@ WEIGHTS_WORTH_A_WARNING = 100_000_000
 
 def transform_shape(pose: str, pose_dim: int, out_pose_dim: int) -> tuple[int, int]:
     """Sizes (a, b) of one transform W_ij, or a one-line error."""
+    check_choice("pose", pose, ("matrix", "vector"))
+    check_counts(pose_dim=pose_dim, out_pose_dim=out_pose_dim)
     if pose == "vector":
         return pose_dim, out_pose_dim
-    if pose != "matrix":
-        raise ValueError(f"`pose` must be 'matrix' or 'vector', got {pose!r}")
-    side = math.isqrt(pose_dim)
-    if side * side != pose_dim:
-        raise ValueError(f"`pose_dim` must be a square for matrix poses, got {pose_dim}")
+    side = matrix_side(pose_dim)
     if out_pose_dim != pose_dim:
         raise ValueError(
             f"`out_pose_dim` must equal `pose_dim` (={pose_dim}) for matrix poses, "
@@ -65,9 +70,8 @@ class InvertedCaps(nn.Module):
         impl: str,
     ) -> None:
         super().__init__()
-        if initial_poses not in INITIAL_POSES:
-            choices = ", ".join(repr(choice) for choice in INITIAL_POSES)
-            raise ValueError(f"`initial_poses` must be one of {choices}, got {initial_poses!r}")
+        check_choice("initial_poses", initial_poses, INITIAL_POSES)
+        check_impl(impl)
         self.out_capsules, self.out_pose_dim = weight_shape[-3], out_pose_dim
         self.initial_poses, self.scale, self.impl = initial_poses, scale, impl
         self.weight = nn.Parameter(torch.empty(weight_shape))
@@ -152,6 +156,8 @@ class ConvCaps(InvertedCaps):
         scale: float | None = None,
         impl: str = "auto",
     ) -> None:
+        check_counts(in_capsules=in_capsules, out_capsules=out_capsules)
+        check_counts(kernel_size=kernel_size, stride=stride)
         out_pose_dim = pose_dim if out_pose_dim is None else out_pose_dim
         a, b = transform_shape(pose, pose_dim, out_pose_dim)
         super().__init__(
@@ -196,6 +202,7 @@ class LinearCaps(InvertedCaps):
         scale: float | None = None,
         impl: str = "auto",
     ) -> None:
+        check_counts(in_capsules=in_capsules, out_capsules=out_capsules)
         out_pose_dim = pose_dim if out_pose_dim is None else out_pose_dim
         a, b = transform_shape(pose, pose_dim, out_pose_dim)
         warn_if_huge((in_capsules, out_capsules, a, b))
@@ -210,7 +217,7 @@ class LinearCaps(InvertedCaps):
         self.pose = pose
 
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        return children.flatten(1, -2), ()
+        return in_one_row(children), ()
 
     def extra_repr(self) -> str:
         n_in, n_out, a, b = self.weight.shape

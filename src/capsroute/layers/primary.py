@@ -5,6 +5,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.checks import check_choice, check_counts
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 
@@ -44,8 +45,9 @@ class PrimaryCaps(nn.Module):
         normalization: str = "layer",
     ) -> None:
         super().__init__()
-        if normalization not in ("layer", "squash"):
-            raise ValueError(f"`normalization` must be 'layer' or 'squash', got {normalization!r}")
+        check_choice("normalization", normalization, ("layer", "squash"))
+        check_counts(in_channels=in_channels, capsules=capsules, pose_dim=pose_dim)
+        check_counts(kernel_size=kernel_size, stride=stride)
         self.capsules, self.pose_dim, self.normalization = capsules, pose_dim, normalization
         self.conv = nn.Conv2d(in_channels, capsules * pose_dim, kernel_size, stride, bias=bias)
         if normalization == "layer":

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from capsroute.layers.checks import check_counts
 from capsroute.layers.inverted import InvertedCaps
 from capsroute.ops import schedule as schedules
 from capsroute.ops.inverted.norm import Unfinished
@@ -35,8 +36,9 @@ class CapsuleStack(nn.Module):
         self, layers: list[nn.Module], *, iterations: int, schedule: str = "concurrent"
     ) -> None:
         super().__init__()
-        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"`iterations` must be an integer of at least 1, got {iterations!r}")
+        check_counts(iterations=iterations)
+        if not layers:
+            raise ValueError("`layers` must hold one layer at least, got none")
         if schedule not in schedules.SCHEDULES:
             choices = " or ".join(repr(name) for name in schedules.SCHEDULES)
             raise ValueError(f"`schedule` must be {choices}, got {schedule!r}")
@@ -69,7 +71,6 @@ class CapsuleStack(nn.Module):
             return top, history
         needed = schedules.light_cone(self.iterations, len(steps))
         history.used = [count - 1 for count in needed]
-        # an update past the cone is in `top` only if it cannot matter, so `top` is `forward`'s
         return top, history
 
     @staticmethod

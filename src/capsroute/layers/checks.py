@@ -1,0 +1,46 @@
+"""What every capsule layer asks of its arguments: an error of one line, or nothing."""
+
+import math
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor
+
+from capsroute.ops.inverted.api import IMPLEMENTATIONS
+
+
+def check_counts(**arguments: Any) -> None:
+    """Each an integer of at least 1, numpy's among them."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}")
+
+
+def check_impl(impl: str) -> None:
+    check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
+
+
+def matrix_side(pose_dim: int) -> int:
+    """√d of a pose that is a matrix."""
+    check_counts(pose_dim=pose_dim)
+    side = math.isqrt(pose_dim)
+    if side * side != pose_dim:
+        raise ValueError(f"`pose_dim` must be a square for matrix poses, got {pose_dim}")
+    return side
+
+
+def in_one_row(children: Tensor) -> Tensor:
+    """Children of a linear layer: (B, H, W, capsules, d) as (B, in, d)."""
+    if children.ndim < 3:
+        raise ValueError(
+            "`children` must have shape (B, in, d) or (B, H, W, capsules, d), "
+            f"got {tuple(children.shape)}"
+        )
+    return children.flatten(1, -2)
