@@ -7,8 +7,10 @@ import torch
 
 import capsroute
 from capsroute import create_model, list_models
-from capsroute.models import model_info
+from capsroute.models import load_model, model_info, registry, save_model
+from capsroute.models.backbones import simple_backbone
 from capsroute.models.base import CapsuleClassifier, Routing
+from capsroute.models.inverted import InvertedCapsNet, Linear, Primary
 
 # another size and channel count that every architecture can hold
 SMALLER = {"dynamic_simple": 28, "dynamic_resnet": 26, "multimnist": 28}
@@ -69,6 +71,28 @@ def test_another_image_size_channel_count_and_class_count(name):
         assert model(torch.rand(1, channels, size, size + 1)).shape == (1, 3)
 
 
+DEFAULT_ITERATIONS = {
+    "inverted_simple_cifar": 4,
+    "inverted_resnet_cifar": 2,
+    "dynamic_simple_cifar": 1,
+    "dynamic_resnet_cifar": 1,
+    "em_simple_cifar": 2,
+    "em_resnet_cifar": 2,
+    "cnn_": None,
+    "resnet18_": None,
+    "inverted_matrix_multimnist": 2,
+    "inverted_vector_multimnist": 2,
+    "inverted_small_multimnist": 2,
+    "dynamic_vector_multimnist": 3,
+}
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_iterations_unless_given(name):
+    expected = [count for part, count in DEFAULT_ITERATIONS.items() if name.startswith(part)]
+    assert [model_info(name).task.iterations] == expected
+
+
 def test_every_model_of_the_paper_is_there():
     names = set(list_models())
     for family in ("inverted", "dynamic", "em"):
@@ -118,6 +142,56 @@ def test_no_images_have_no_scores(name):
     scores = model(images_for(model, 0))
     assert scores.shape == (0, 10) and scores.dtype == torch.float32
     assert model.decide(scores).shape == model.probabilities(scores).shape == (0, 10)
+
+
+def test_the_iterations_of_a_stack_are_the_models(tmp_path):
+    model = create_model("inverted_small_multimnist", image_size=20)
+    model.capsules.iterations = 5
+    assert model.iterations == 5 == len(model.route(images_for(model, 1)).poses[0])
+    save_model(model, tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model.safetensors").capsules.iterations == 5
+
+
+def test_normalisation_can_be_switched_off(tmp_path):
+    plain = create_model("inverted_simple_cifar10", image_size=14)
+    bare = create_model("inverted_simple_cifar10", image_size=14, mean=None, std=None)
+    images = images_for(bare, 2)
+    assert torch.equal(bare.prepare(images), images)
+    assert not torch.equal(plain.prepare(images), images)
+    save_model(bare, tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors")
+    assert torch.equal(again.prepare(images), images)
+    with pytest.raises(ValueError, match="`mean` and `std` go together"):
+        create_model("inverted_simple_cifar10", mean=None)
+
+
+@pytest.fixture
+def own_models(monkeypatch):
+    """Two models of one's own, gone after the test."""
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+
+    @registry.register(InvertedCapsNet, "diverse_multimnist", iterations=2)
+    def strict(task, *, schedule="concurrent"):
+        return small(task, schedule=schedule)
+
+    @registry.register(InvertedCapsNet, "diverse_multimnist", iterations=2)
+    def lenient(task, *, schedule="sequential", **options):
+        return small(task, schedule=schedule, **options)
+
+
+def small(task, **options):
+    rows = [Primary(2), Linear(task.num_classes)]
+    return InvertedCapsNet(task, simple_backbone(1, 4), rows, pose_dim=4, **options)
+
+
+def test_options_are_those_that_a_models_function_takes(own_models):
+    assert model_info("strict").options == ["schedule"]
+    assert create_model("strict", schedule="sequential").capsules.schedule == "sequential"
+    with pytest.raises(ValueError, match="strict has no option `layer_norm`"):
+        create_model("strict", layer_norm=False)
+    assert sorted(model_info("lenient").options) == sorted(InvertedCapsNet.OPTIONS)
+    model = create_model("lenient", layer_norm=False)
+    assert model.capsules.schedule == "sequential" and model.config == {"layer_norm": False}
 
 
 @pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])

@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from capsroute.ops.tracing import cast
+
 Size = int | tuple[int, int]
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2023, 0.1994, 0.2010)
+# what convolutions and poolings of PyTorch say of an image without room for their kernel
+TOO_SMALL = ("Kernel size can't be greater", "Output size is too small")
 THRESHOLD = 0.5  # probability above which a class belongs to a multi-label answer
 
 
@@ -147,20 +151,22 @@ class ImageClassifier(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define `compute_scores`")
 
     def forward(self, images: Tensor) -> Tensor:
-        self._check_images(images)
+        images = self._checked(images)
         if images.shape[0] == 0:  # a filter upstream may leave none; there is nothing to route
-            return images.new_zeros(0, self.num_classes, dtype=torch.float32)
-        scores = self.compute_scores(self.normalize(images))
+            scores = images.new_zeros(0, self.num_classes)
+        else:
+            scores = self.compute_scores(self.normalize(images))
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def prepare(self, images: Tensor) -> Tensor:
         """Check the images, one at least, then normalise them."""
-        self._check_images(images)
+        images = self._checked(images)
         if images.shape[0] == 0:
             raise ValueError("`images` must hold one image at least, got none")
         return self.normalize(images)
 
-    def _check_images(self, images: Tensor) -> None:
+    def _checked(self, images: Tensor) -> Tensor:
+        """The images in the precision of the weights: NumPy's come in double."""
         if not images.is_floating_point():
             raise TypeError(
                 f"`images` must be floating point in [0, 1], got {images.dtype}: "
@@ -172,6 +178,8 @@ class ImageClassifier(nn.Module):
             raise ValueError(
                 f"`images` must have shape (batch, {wanted}), got {tuple(images.shape)}"
             )
+        first = next(self.parameters(), None)
+        return images if first is None else cast(images, first.dtype)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Scores as probabilities: softmax or sigmoid of logits; lengths and activations as is."""
@@ -231,15 +239,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def probe(backbone: nn.Module, task: Task) -> tuple[int, int, int]:
     """(channels, height, width) of a backbone's features, by running it once on one image."""
     height, width = as_size(task.image_size)
-    parameter = next(backbone.parameters(), None)
-    device = None if parameter is None else parameter.device
+    image = torch.zeros(1, task.in_channels, height, width)
+    if (parameter := next(backbone.parameters(), None)) is not None:
+        image = image.to(parameter)
     try:
         with torch.no_grad(), evaluating(backbone):
-            features = backbone(torch.zeros(1, task.in_channels, height, width, device=device))
-    except RuntimeError as error:  # PyTorch: "Kernel size can't be greater than actual input size"
+            features = backbone(image)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        if any(words in reason for words in TOO_SMALL):
+            raise ValueError(
+                f"`image_size` ({height}×{width}) is too small for the backbone: {reason}"
+            ) from None
         raise ValueError(
-            f"`image_size` ({height}×{width}) is too small for the backbone: {error}"
-        ) from None
+            f"`backbone` cannot take a {task.in_channels}×{height}×{width} image: {reason}"
+        ) from error
+    if features.ndim != 4:
+        raise ValueError(
+            f"`backbone` must return features (B, C, H, W), got {tuple(features.shape)}"
+        )
     _, channels, rows, columns = features.shape
     return channels, rows, columns
 

@@ -14,7 +14,7 @@ from capsroute.layers.heads import SharedClassifier
 from capsroute.layers.inverted import ConvCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.models.backbones import ResidualBlock
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, evaluating
 from capsroute.models.inverted import InvertedCapsNet
 
 
@@ -106,18 +106,15 @@ def describe(model: ImageClassifier) -> list[Row]:
         module.register_forward_hook(_recorder(text, rows, seen, _has_vector_poses(model)))
         for module, text in _described(model)
     ]
-    training = model.training
     device = next(model.parameters()).device
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             # for scores alone, the primary capsules may leave their norm to the layer above
             run = model.route if isinstance(model, InvertedCapsNet) else model
-            model.eval()
             run(torch.zeros(1, model.in_channels, *model.image_size, device=device))
     finally:
         for handle in handles:
             handle.remove()
-        model.train(training)
     return rows
 
 

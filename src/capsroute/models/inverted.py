@@ -101,12 +101,18 @@ class InvertedCapsNet(CapsuleClassifier):
         impl: str = "auto",
     ) -> None:
         super().__init__(task)
+        _check_rows(rows, task.num_classes)
         options: dict[str, Any] = {"pose": pose, "layer_norm": layer_norm, "scale": scale}
         options |= {"initial_poses": initial_poses, "impl": impl}
         self.backbone = backbone
         self.primary, layers = _build(rows, probe(backbone, task), pose_dim, activations, options)
         self.capsules = CapsuleStack(layers, iterations=task.iterations or 1, schedule=schedule)
         self.classifier = SharedClassifier(pose_dim)
+
+    @property
+    def iterations(self) -> int | None:
+        """Those of the stack, which may be changed there."""
+        return None if self.task.iterations is None else self.capsules.iterations
 
     def compute_scores(self, images: Tensor) -> Tensor:
         features = self.backbone(images)
@@ -127,6 +133,14 @@ class InvertedCapsNet(CapsuleClassifier):
         return capsules if isinstance(capsules, Tensor) else capsules.scaled()
 
 
+def _check_rows(rows: Sequence[Row], num_classes: int) -> None:
+    if not rows or not isinstance(rows[0], Primary) or rows[-1] != Linear(num_classes):
+        raise ValueError(
+            f"`rows` must begin with a Primary and end with Linear({num_classes}), a capsule for "
+            f"each class, got {list(rows)}"
+        )
+
+
 def _build(
     rows: Sequence[Row],
     features: tuple[int, int, int],
@@ -141,7 +155,7 @@ def _build(
         else (PrimaryCaps, ConvCaps, LinearCaps)
     )
     first, *rest = rows
-    assert isinstance(first, Primary)  # a mistake in a model function, not in a user's call
+    assert isinstance(first, Primary)  # as `_check_rows` saw
     channels, *image = features
     size = convolved((image[0], image[1]), first.kernel_size, first.stride, "the primary capsules")
     primary = primary_type(

@@ -10,6 +10,7 @@ from typing import Any
 from capsroute.models.base import TASKS, ImageClassifier, Size, Task
 from capsroute.nearest import nearest
 
+NORMALIZATION = ("mean", "std")  # None is a value of theirs: images are taken as they are
 Builder = Callable[..., ImageClassifier]
 
 
@@ -42,10 +43,12 @@ class ModelInfo:
 
     @property
     def options(self) -> list[str]:
-        """The model's and its family's own options."""
+        """What the model's function takes: options by name, its family's through `**`."""
         parameters = list(inspect.signature(self.build).parameters.values())[1:]
         named = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        return [*named, *self.family.OPTIONS]
+        if len(named) == len(parameters):  # no `**options` for the family's
+            return named
+        return [*named, *(option for option in self.family.OPTIONS if option not in named)]
 
     @property
     def summary(self) -> str:
@@ -69,7 +72,8 @@ def register(
     The function gets a `Task`, the dataset's with the caller's changes, and options by keyword.
 
     Args:
-        family: the class of what the function returns, whose `OPTIONS` it takes as well.
+        family: the class of what the function returns; a function with `**options` takes the
+            family's `OPTIONS` as well.
         dataset: what the model is for unless asked otherwise: `cifar10`, `cifar100` or
             `diverse_multimnist`.
         iterations: routing iterations unless asked otherwise; None for a model that does not route.
@@ -130,7 +134,8 @@ def create_model(
         in_channels: 1 for grey, 3 for colour, or any other number.
         iterations: routing iterations; 1 is uniform routing.
         schedule: `concurrent` or `sequential` (inverted models).
-        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`.
+        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`; and
+            `mean` and `std` for each channel, or None for both: images are not normalised.
     """
     info = model_info(name)
     requested: dict[str, Any] = {
@@ -141,7 +146,9 @@ def create_model(
         "schedule": schedule,
         **overrides,
     }
-    requested = {key: value for key, value in requested.items() if value is not None}
+    requested = {
+        key: value for key, value in requested.items() if value is not None or key in NORMALIZATION
+    }
     accepted = [*info.task_arguments, *info.options]
     for key in requested:
         if key not in accepted:

@@ -28,9 +28,12 @@ def save_model(
     """
     weights = model.state_dict() if weights is None else weights
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    config = model.config
+    if model.iterations != model.task.iterations:  # changed after it was built
+        config = {**config, "iterations": model.iterations}
     description = {
         "model": model.name,
-        "config": model.config,
+        "config": config,
         "class_names": model.class_names,
         "image_size": model.image_size,
         "resize": model.resize,

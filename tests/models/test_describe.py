@@ -1,0 +1,34 @@
+"""A model as the rows of an appendix table: what no count of parameters tells apart."""
+
+import copy
+
+import pytest
+import torch
+
+from capsroute import create_model
+from capsroute.models.describe import describe
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "operation", "output"),
+    [
+        ("em_simple_cifar10", 0, "4x4 conv, stride=2, padding=1\nBatch Norm\nReLU", "16x16x256"),
+        ("em_simple_cifar100", 0, "4x4 conv, stride=2, padding=1\nBatch Norm\nReLU", "16x16x256"),
+        ("cnn_cifar10", 2, "2x2 average pooling, padding=0", "4x4x1024"),
+        ("cnn_cifar100", 2, "2x2 average pooling, padding=0", "4x4x1024"),
+        ("resnet18_cifar10", -4, "512-dim. residual building block, stride=1", "4x4x512"),
+        ("resnet18_cifar100", -4, "512-dim. residual building block, stride=1", "4x4x512"),
+    ],
+)
+def test_rows_of_the_paper(name, row, operation, output):
+    described = describe(create_model(name))[row]
+    assert described.operation.endswith(operation) and described.output == output
+
+
+def test_a_model_is_left_as_it_was():
+    model = create_model("em_simple_cifar10").train()
+    model.primary.eval()
+    before = copy.deepcopy(model.state_dict())
+    describe(model)
+    assert model.training and model.backbone.training and not model.primary.training
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
