@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from capsroute.experiments import presets
 from capsroute.models import registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-routing.md"
@@ -16,9 +17,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "new-routing.md"
 def as_a_new_process(monkeypatch):
     """What a command imports and registers is gone with its process."""
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(presets, "_PRESETS", dict(presets._PRESETS))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    sys.modules.pop("my_routing", None)
+    for module in ("my_routing", "my_presets"):
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -47,6 +50,24 @@ def test_a_routing_of_ones_own_in_every_command(my_routing, run, tmp_path):
         status, _, err = run(*own, *command)
         assert status == 0, (command, err)
     assert any((tmp_path / "explained").iterdir())
+
+
+@pytest.mark.slow  # the test images, for each seed
+def test_a_preset_of_ones_own_is_repeated_and_reported(my_routing, run, tmp_path):
+    (code,) = re.findall(r'```python title="my_presets.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_presets.py").write_text(code.replace("steps=1000", "steps=2"))
+    own = ("--import", "my_presets")
+    status, _, err = run(*own, "reproduce", "trial", "--seeds", 0, 1)
+    assert status == 0, err
+    status, _, err = run(*own, "report")
+    assert status == 0, err
+    assert "[trial](results/trial)" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_options_that_a_model_of_ones_own_does_not_take(my_routing, run):
+    arguments = ("train", "--model", "hesitant_digits", "--no-layer-norm", "--out", "run")
+    status, _, err = run("--import", "my_routing", *arguments)
+    assert status == 2 and "hesitant_digits has no option `--layer-norm`" in err
 
 
 def test_a_model_of_a_module_that_was_not_imported(my_routing, run):
