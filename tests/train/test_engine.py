@@ -503,9 +503,10 @@ def test_configs_are_checked(with_changes, change, message):
 
 
 def test_losses_that_do_not_fit_are_refused(with_changes, config, tmp_path):
-    smoothed = OptimConfig(loss="margin", label_smoothing=0.1)
+    lengths = ModelConfig("dynamic_simple_cifar10")
+    smoothed = OptimConfig(label_smoothing=0.1)
     with pytest.raises(ValueError, match="`label_smoothing` must be 0 with the margin loss"):
-        run(with_changes(optim=smoothed), tmp_path / "run")
+        run(with_changes(model=lengths, optim=smoothed), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     unknown = with_changes(model=ModelConfig("inverted_smal_multimnist"))
     with pytest.raises(ValueError, match="did you mean 'inverted_small_multimnist'"):

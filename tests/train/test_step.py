@@ -44,6 +44,25 @@ def test_a_family_of_ones_own_brings_its_loss(monkeypatch):
         choose_loss(OptimConfig(), model)
 
 
+@pytest.mark.parametrize(
+    ("name", "loss", "message"),
+    [
+        ("inverted_small_multimnist", "margin", "binary_cross_entropy for .* logits of several"),
+        ("inverted_small_multimnist", "cross_entropy", "binary_cross_entropy for .* of several"),
+        ("inverted_simple_cifar10", "margin", "cross_entropy or binary_cross_entropy for .* one"),
+        ("cnn_cifar10", "spread", "cross_entropy or binary_cross_entropy for cnn_cifar10, whose"),
+        ("dynamic_vector_multimnist", "binary_cross_entropy", "margin for .* probabilities of sev"),
+        ("dynamic_vector_multimnist", "spread", "margin for dynamic_vector_multimnist, whose"),
+        ("em_simple_cifar10", "cross_entropy", "margin or spread for em_simple_cifar10, whose"),
+    ],
+)
+def test_a_loss_must_read_the_scores_as_the_model_does(name, loss, message):
+    with torch.device("meta"):
+        model = create_model(name)
+    with pytest.raises(ValueError, match=f"`loss` must be {message}.* got '{loss}'"):
+        choose_loss(OptimConfig(loss=loss), model)
+
+
 def test_a_mixed_image_costs_its_shares_of_two_classes():
     with torch.device("meta"):
         model, other = create_model("inverted_simple_cifar10"), create_model("em_simple_cifar10")

@@ -35,8 +35,7 @@ def choose_loss(config: OptimConfig, model: ImageClassifier, *, mixed: bool = Fa
     `mixed`: targets are shares of several classes.
     """
     name = loss_name(config, model)
-    if model.task.multilabel and name in ("cross_entropy", "spread"):
-        raise ValueError(f"`loss` must allow several classes per image, got {name!r}")
+    _check_loss(name, model)
     smoothing = config.label_smoothing
     if smoothing and name in ("margin", "spread"):
         raise ValueError(f"`label_smoothing` must be 0 with the {name} loss, got {smoothing}")
@@ -67,6 +66,24 @@ def _published_loss(model: ImageClassifier) -> str:
             "spread, or `loss` in its class"
         )
     return "binary_cross_entropy" if model.task.multilabel else "cross_entropy"
+
+
+def _check_loss(name: str, model: ImageClassifier) -> None:
+    """Raise unless the loss reads scores as the model does: else it falls, and no answer is right.
+
+    Logits at the 0.9 and 0.1 that a margin asks for are sigmoids above one half, all of them.
+    """
+    scores, fitting = "logits", ["cross_entropy", "binary_cross_entropy"]
+    if model.scores_are_probabilities:
+        scores, fitting = "probabilities", ["margin", "spread"]
+    if several := model.task.multilabel:
+        fitting = [loss for loss in fitting if loss in ("binary_cross_entropy", "margin")]
+    if name not in fitting:
+        images = "several classes" if several else "one class"
+        raise ValueError(
+            f"`loss` must be {' or '.join(fitting)} for {model.name}, whose scores are {scores} "
+            f"of {images} per image, got {name!r}"
+        )
 
 
 class Callables(NamedTuple):
