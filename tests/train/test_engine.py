@@ -86,6 +86,7 @@ def test_a_run_leaves_its_files(config, tmp_path):
         assert summary[key] is not None, key
     assert summary["test_accuracy_best"] >= summary["test_accuracy_last"]
     resolved = summary["resolved"]  # what the config leaves open
+    assert "resumed_from" not in summary
     assert config.optim.loss == "auto" and resolved["loss"] == "cross_entropy"
     assert (resolved["device"], resolved["compile"], resolved["capture"]) == ("cpu", False, False)
     assert resolved["processes"] == 1 and len(resolved["image_size"]) == 2
@@ -199,6 +200,31 @@ def test_a_checkpoint_of_an_older_version_was_evaluated_already(config, tmp_path
     with pytest.raises(Interrupted):
         run(config, tmp_path / "run", StopAt(7))
     assert [record["test_accuracy"] for record in metrics(tmp_path / "run")] == [99.0]
+
+
+def test_a_run_names_every_place_it_was_made_in(config, tmp_path, monkeypatch):
+    """None twice, the last one as that of the whole run."""
+    out, places = tmp_path / "run", []
+    for commit, stop in (("a", 2), ("b", 3), ("a", 5), ("c", 7)):
+        place = {"device": "a CPU", "torch": "2.13", "commit": commit, "dirty": False}
+        monkeypatch.setattr("capsroute.train.engine.origin", lambda device, place=place: place)
+        places.append(place)
+        with pytest.raises(Interrupted):
+            run(config, out, StopAt(stop))
+    summary = run(config, out)
+    assert summary["resumed_from"] == [places[1], places[0]]
+    assert places[-1].items() <= summary.items()
+
+
+def test_what_an_older_version_did_not_keep_is_unknown(config, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        run(config, folder.path, StopAt(6))
+    state = torch.load(folder.state, weights_only=True)
+    here = state.pop("origins")[0]
+    folder.save_state(state)
+    summary = run(config, folder.path)
+    assert summary["resumed_from"] == [dict.fromkeys(here)] and here.items() <= summary.items()
 
 
 def test_the_first_signal_is_told_once(config, tmp_path):

@@ -1,12 +1,67 @@
-"""Where a result was made, in words."""
+"""Where a result was made: the device in words, the commit from git or as it was told."""
+
+import subprocess
 
 import pytest
 import torch
 
-from capsroute.train.provenance import device_name
+from capsroute.train import provenance
+from capsroute.train.provenance import device_name, versions
+
+TOLD = "0123456789" * 4
 
 
 @pytest.mark.parametrize(("threads", "words"), [(1, "CPU, 1 thread"), (3, "CPU, 3 threads")])
 def test_a_cpu_is_named_with_its_threads(monkeypatch, threads, words):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert device_name(torch.device("cpu")).endswith(words)
+
+
+def git(folder, *arguments):
+    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", folder, *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package in a folder without git, with this module in it, and a commit that was told."""
+    package = tmp_path / "src" / "capsroute"
+    for name in ("train/provenance.py", "models/base.py"):
+        (package / name).parent.mkdir(parents=True)
+        (package / name).write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(package / "train" / "provenance.py"))
+    monkeypatch.setenv("CAPSROUTE_COMMIT", TOLD)
+    return package
+
+
+def commit_and_changes():
+    found = versions()
+    return found["commit"], found["dirty"]
+
+
+def test_git_knows_better_than_what_was_told(package, tmp_path):
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "results").write_text("beside the package")
+    assert commit_and_changes() == (commit, False)
+    (package / "models" / "base.py").write_text("changed")
+    assert commit_and_changes() == (commit, True)
+
+
+def test_without_git_the_commit_is_what_was_told(package, tmp_path, monkeypatch):
+    assert commit_and_changes() == (TOLD, None)
+    monkeypatch.setenv("PATH", str(tmp_path))  # not even the program
+    assert commit_and_changes() == (TOLD, None)
+    monkeypatch.delenv("CAPSROUTE_COMMIT")
+    assert commit_and_changes() == (None, None)
+
+
+def test_a_repository_around_an_installed_package_is_not_its_own(package, tmp_path):
+    (tmp_path / ".gitignore").write_text("src\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".gitignore")
+    git(tmp_path, "commit", "--quiet", "--message", "somebody else's")
+    assert commit_and_changes() == (TOLD, None)

@@ -18,7 +18,7 @@ from capsroute.train.distributed import Processes, processes
 from capsroute.train.interruption import Interrupted, Stop, stop_signals
 from capsroute.train.log import RunLog
 from capsroute.train.metrics import Glance, averages
-from capsroute.train.provenance import summarize
+from capsroute.train.provenance import origin, summarize
 from capsroute.train.reporting import Reporter
 
 LOOK_EVERY = 50  # steps between looks at the running loss
@@ -90,6 +90,7 @@ class _Run:
         self.glance, self.rate = Glance(), 0.0
         self.step, self.seconds = 0, 0.0
         self.saved_step, self.evaluation_due = -1, False
+        self.origins = [origin(job.device)]  # none twice, this process's last
 
     def resume(self) -> None:
         """Go back to the last checkpoint; metrics after it will be measured again.
@@ -104,6 +105,9 @@ class _Run:
             if self.stop.idle_since is not None:
                 self.stop.idle_since = self.step
             self.evaluation_due = state.get("evaluation_due", False)  # unknown to older versions
+            here = self.origins[-1]
+            before = state.get("origins", [dict.fromkeys(here)])  # as are these
+            self.origins = [*(there for there in before if there != here), here]
             if self.job.first:  # the sums over all processes
                 self.train_step.totals.sums.copy_(state["totals"])
             if self.job.rank < len(state["rng"]):
@@ -241,6 +245,7 @@ class _Run:
         if self.job.first:
             position = {"step": self.step, "evaluation_due": self.evaluation_due}
             so_far = {"seconds": self.seconds, "rng": everyones, "totals": totals}
+            so_far["origins"] = self.origins
             self.folder.save_state(self.train_step.state_dict() | position | so_far)
             save_model(self.model, self.folder.model, weights=self.train_step.weights())
         self.saved_step = self.step
@@ -251,7 +256,8 @@ class _Run:
         summary: dict[str, Any] = {}
         if self.log is not None:
             save_model(self.model, self.folder.model, weights=self.train_step.weights())
-            summary = summarize(self.config, self.model, self.log.records, self.job.device)
+            records, device = self.log.records, self.job.device
+            summary = summarize(self.config, self.model, records, device, self.origins)
             summary["resolved"] = self.parts.resolved
             self.folder.write_summary(summary)
         self.job.barrier()  # no process ends while another may still need it

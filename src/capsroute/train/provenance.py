@@ -21,9 +21,14 @@ def summarize(
     model: ImageClassifier,
     records: list[dict[str, Any]],
     device: torch.device,
+    origins: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """summary.json; accuracies in percent, what is unknown is None."""
-    last = records[-1]
+    """summary.json; accuracies in percent, what is unknown is None.
+
+    `origins` are the run's, in order; where it was resumed elsewhere, `resumed_from` has the
+    earlier ones.
+    """
+    last, earlier = records[-1], origins[:-1]
     return {
         "experiment": config.experiment,
         "model": model.name,
@@ -40,9 +45,14 @@ def summarize(
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": peak_memory_mib(device),
         "dtype": config.dtype,
-        "device": device_name(device),
-        **versions(),
+        **origins[-1],
+        **({"resumed_from": earlier} if earlier else {}),
     }
+
+
+def origin(device: torch.device) -> dict[str, Any]:
+    """What a run may find changed when it goes on: device, versions, commit."""
+    return {"device": device_name(device), **versions()}
 
 
 def versions() -> dict[str, Any]:
@@ -50,7 +60,7 @@ def versions() -> dict[str, Any]:
     commit, dirty = _git()
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of its own, which checkpoints should not need
         "cuda": torch.version.cuda,
         "triton": _version("triton"),
         "capsroute": capsroute.__version__,
@@ -75,10 +85,10 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """(commit, whether the package departs from it) of this package's checkout, if it is one."""
-    given = os.environ.get("CAPSROUTE_COMMIT")
-    if given:
-        return given, None
+    """(commit, whether the package departs from it) of this package's checkout, if it is one.
+
+    Elsewhere the commit is CAPSROUTE_COMMIT, and nobody knows what has changed since.
+    """
     here = Path(__file__).parent
     try:
         # an installed package may lie inside somebody else's repository, which tracks none of it
@@ -87,7 +97,7 @@ def _git() -> tuple[str | None, bool | None]:
         changed = _run_git(here, "status", "--porcelain", "--", str(here.parent))
         return _run_git(here, "rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
-        return None, None
+        return os.environ.get("CAPSROUTE_COMMIT") or None, None
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
