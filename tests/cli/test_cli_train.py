@@ -112,6 +112,10 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["--model", "cnn_multimnist", "--schedule", "sequential"], "has no option `--schedule`"),
         (["--loss", "cross_entropy"], "whose scores are logits of several classes per image, got"),
         (["--loss", "margin"], "`--loss` must be binary_cross_entropy for inverted_small_multimn"),
+        (
+            ["--optimizer", "sgd", "--nesterov", "--momentum", "0"],
+            "`--momentum` must be above 0 with `--nesterov`, got 0",
+        ),
         (["--epochs", "2", "--steps", "3"], "choose one"),
         (["--steps", "1e3"], "expected an integer, got '1e3'"),
         (["--seed", "1", "inverted_simple_cifar10_r4"], "a preset comes first"),
@@ -300,8 +304,23 @@ def test_a_folder_is_one_with_or_without_a_slash(train, images, tmp_path):
     arguments = ("--steps", 1, "--out", out)
     status, told, _ = train("--data", images, *arguments)
     assert status == 0 and f"capsroute predict '{out}' IMAGE" in told
-    status, told, _ = train("--data", f"{images}/", *arguments)
-    assert status == 0 and "already finished" in told
+    for spelling in (f"{images}/", "images", "../" + str(images.relative_to(tmp_path.parent))):
+        status, told, _ = train("--data", spelling, *arguments)
+        assert status == 0 and "already finished" in told
+    images.rename(tmp_path / "mnist")
+    status, _, err = train("--data", "mnist", *arguments)
+    assert status == 2 and f"`--data` is '{images}' there and 'mnist' here" in err
+    status, told, _ = train("--data", "./mnist", "--steps", 1, "--out", "folder")
+    assert status == 0 and told.startswith("2 classes (cat, dog)")  # not the dataset of that name
+    status, _, err = train("--data", "mnist", "--steps", 1, "--out", "folder")
+    assert status == 2 and "`--data` is './mnist' there and 'mnist' here" in err
+
+
+def test_names_are_printed_as_they_are(train, images):
+    arguments = ("--data", images, "--steps", 1, "--batch-size", 4)
+    status, out, _ = train(*arguments, "--out", "a[/b]", "--experiment", "pets [v2]")
+    table = out[: out.index("next:")]
+    assert status == 0 and "a[/b]" in table and "pets [v2]" in table
 
 
 def test_a_cnn_is_not_recommended_to_be_explained(train, images):

@@ -381,7 +381,23 @@ class TestFolders:
         run(config, out)
         self.refused(with_changes(seed=3), out, "another run: `seed` is 0 there and 3 here")
         slower = dataclasses.replace(config.optim, lr=0.5)
-        self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here")
+        self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here.* --out$")
+        weights = f", and `--pretrained {out}` to start from its weights$"
+        self.refused(with_changes(steps=13), out, f"`steps` is 12 there and 13 here; .*{weights}")
+
+    def test_what_follows_from_another_choice_is_not_blamed(self, config, tmp_path, with_changes):
+        """The name follows from data and model, the model from the weights to start from."""
+        out = tmp_path / "run"
+        run(config, out)
+        digits, other = DataConfig("mnist"), ModelConfig("cnn_cifar10")
+        renamed = with_changes(experiment="other", model=other)
+        self.refused(renamed, out, "run: `model` is 'inverted_small_multimnist' there and 'cnn_")
+        pretrained = dataclasses.replace(other, pretrained="cnn_cifar10")
+        renamed = dataclasses.replace(renamed, model=pretrained)
+        self.refused(renamed, out, "run: `pretrained` is None there and 'cnn_cifar10' here")
+        renamed = dataclasses.replace(renamed, data=digits)
+        self.refused(renamed, out, "run: `data` is '.*stripes' there and 'mnist' here")
+        self.refused(with_changes(experiment="other"), out, "run: `experiment` is 'tiny' there")
 
     def test_a_folder_of_an_older_version(self, config, tmp_path):
         """What its config does not name was as it is by default."""
@@ -508,6 +524,7 @@ def test_initial_weights_follow_the_seed(config):
         ({"optim": OptimConfig(lr=float("nan"))}, "`lr` must be finite and not negative, got nan"),
         ({"sync_bn": True, "model": ModelConfig(bn_group=16)}, "`bn_group` must not be given"),
         ({"sync_bn": True, "optim": OptimConfig(accumulate=2)}, "`accumulate` must be 1 with"),
+        ({"optim": OptimConfig(nesterov=True, momentum=0.0)}, "`momentum` must be above 0 with"),
         ({"optim": OptimConfig(accumulate=9)}, r"`accumulate` must be between 1 and .* got 9"),
         ({"optim": OptimConfig(accumulate=0)}, "`accumulate` must be at least 1, got 0"),
         ({"optim": OptimConfig(milestones=(3, -1))}, r"`milestones` must not be negative, got"),

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from capsroute.cli import to_type
@@ -172,10 +173,11 @@ def _folder_given(arguments: list[str]) -> bool:
 
 
 def _with_folder(config: Config) -> Config:
-    """`images` and `images/` are one folder, and one run."""
-    if config.data.data in list_datasets():
+    """`images` and `images/` are written alike; `./mnist` stays, as no dataset's name."""
+    folder = str(Path(config.data.data))
+    if folder in list_datasets():
         return config
-    return replace(config, data=replace(config.data, data=str(Path(config.data.data))))
+    return replace(config, data=replace(config.data, data=folder))
 
 
 def _with_model(config: Config, arguments: list[str]) -> Config:
@@ -264,9 +266,9 @@ def _preset_lines(names: Sequence[str]) -> list[str]:
 
 
 def _print_summary(summary: dict[str, object], out: Path) -> None:
-    table = Table(title=str(out), title_justify="left", show_header=False)
+    table = Table(title=escape(str(out)), title_justify="left", show_header=False)
     for key in ("experiment", "params", "steps", "test_accuracy_last", "test_accuracy_best"):
         value = summary[key]
-        table.add_row(key, f"{value:.2f} %" if isinstance(value, float) else f"{value}")
+        table.add_row(key, f"{value:.2f} %" if isinstance(value, float) else escape(f"{value}"))
     table.add_row("train_seconds", f"{summary['train_seconds']:.1f}")
     Console().print(table)

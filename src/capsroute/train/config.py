@@ -25,6 +25,7 @@ AT_LEAST = {
     "crop": 1,
 }
 NOT_NEGATIVE = ("lr", "weight_decay", "capsule_decay", "clip")
+DECISIVE = ("data", "pretrained", "backbone")  # the model, the recipe and the name follow from them
 SHARES = ("validation", "momentum", "warmup", "label_smoothing", "ema")
 
 
@@ -108,7 +109,7 @@ class OptimConfig:
     warmup: float = 0.0
     """Share of the run over which the learning rate rises from zero."""
     label_smoothing: float = 0.0
-    """Share of the target spread over all classes."""
+    """Share of the target spread over all classes; of several labels, each moves towards 0.5."""
     ema: float = 0.0
     """Decay of an average of the weights, which is then what is evaluated; 0 for none."""
     clip: float = 0.0
@@ -156,6 +157,11 @@ class Config:
                 f"`accumulate` must be between 1 and `batch_size` (={self.batch_size}), "
                 f"got {self.optim.accumulate}"
             )
+        sgd = self.optim.optimizer == "sgd"
+        if sgd and self.optim.nesterov and not self.optim.momentum:
+            raise ValueError(
+                f"`momentum` must be above 0 with `nesterov`, got {self.optim.momentum}"
+            )
         if self.sync_bn and self.model.bn_group is not None:
             raise ValueError(
                 f"`bn_group` must not be given with `sync_bn`, got {self.model.bn_group}"
@@ -193,17 +199,29 @@ def _check_numbers(fields: dict[str, Any]) -> None:
 
 
 def differences(config: Config, saved: dict[str, Any]) -> list[str]:
-    """Fields in which a config departs from a saved one, as 'name (there, here)'.
+    """Fields in which a config departs from a saved one, those that a user most likely typed first.
 
-    A field that an older version did not know has its default there.
+    As '`name` is … there and … here'. A field that an older version did not know has its default
+    there.
     """
     here = _flat(json.loads(config.to_json()))
     there = _flat(json.loads(Config().to_json())) | _flat(saved)
+    names = [*DECISIVE, *here, *there]
     return [
         f"`{name}` is {there.get(name)!r} there and {here.get(name)!r} here"
-        for name in [*here, *(name for name in there if name not in here)]
+        for name in sorted(dict.fromkeys(names), key=lambda name: name == "experiment")
         if here.get(name) != there.get(name)
+        and not (name == "data" and _same_folder(here[name], there[name]))
     ]
+
+
+def _same_folder(here: str, there: str) -> bool:
+    """Whether two ways to write `data` lead to one folder of images."""
+    from capsroute.data import list_datasets  # late: with it comes PyTorch
+
+    if {here, there} & {*list_datasets()}:
+        return False
+    return Path(here).expanduser().resolve() == Path(there).expanduser().resolve()
 
 
 def load_config(path: Path) -> Config:
