@@ -8,15 +8,18 @@ import pytest
 import torch
 
 from capsroute import create_model
+from capsroute.data import Augment
 from capsroute.models.weights import load_model, read_metadata
 from capsroute.train import build
-from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data
+from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data, train_batches
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import DataConfig, ModelConfig, OptimConfig, load_config
 from capsroute.train.distributed import Processes
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.held_out import HeldOut
 from capsroute.train.interruption import Interrupted
+from capsroute.train.metrics import MetricsFile
+from capsroute.train.optim import learning_rate
 from capsroute.train.reporting import Reporter
 from capsroute.train.step import TrainStep
 
@@ -81,6 +84,8 @@ def test_a_run_leaves_its_files(config, tmp_path):
     records = metrics(out)
     assert [record["step"] for record in records] == [6, 12]
     assert all(record["val_accuracy"] is not None for record in records)
+    used = [learning_rate(config.optim, step, 12, 1) for step in (5, 11)]
+    assert [record["lr"] for record in records] == used
     assert json.loads((out / "summary.json").read_text()) == summary
     for key in ("experiment", "model", "dataset", "iterations", "seed", "params", "epochs"):
         assert summary[key] is not None, key
@@ -507,10 +512,58 @@ def test_several_cpu_processes_are_told_about_batch_norm(name, world, said):
     assert (note is not None) == said
 
 
-def test_initial_weights_follow_the_seed(config):
-    data = load_data(config, Reporter())
-    first, again = (build_model(config, data).state_dict() for _ in range(2))
+@pytest.fixture
+def batches_of():
+    """Of a config, as the only process gets them."""
+
+    def make(config):
+        data = load_data(config, Reporter())
+        return train_batches(config, data, data.train, Processes(0, 1, torch.device("cpu")))
+
+    return make
+
+
+def test_weights_and_order_follow_the_seed(config, with_changes, batches_of):
+    data, configs = load_data(config, Reporter()), (config, config, with_changes(seed=1))
+    first, again, other = (build_model(each, data).state_dict() for each in configs)
     assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["backbone.0.weight"], other["backbone.0.weight"])
+    first, again, other = (batches_of(each).plan(0) for each in configs)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_images_are_augmented_as_asked(config, with_changes, batches_of):
+    asked = {"padding": 3, "flip": True, "cutout": 5, "crop": 20}
+    data = dataclasses.replace(config.data, **asked)
+    assert batches_of(with_changes(data=data)).augment == Augment(**asked)
+
+
+def test_images_of_a_short_last_batch_are_counted(with_changes, tmp_path, batches_of):
+    config = with_changes(batch_size=7)
+    run(config, tmp_path / "run")
+    batches = batches_of(config)
+    assert batches.global_size(batches.steps_per_epoch - 1) == 3
+    for record in MetricsFile(tmp_path / "run" / "metrics.jsonl").read():
+        seen = sum(map(batches.global_size, range(record["step"])))
+        assert record["images_per_second"] * record["seconds"] == pytest.approx(seen)
+
+
+def test_a_model_is_measured_in_its_mode_for_that(config, tmp_path, monkeypatch):
+    measured, trained = [], []
+    add, step = HeldOut._add, TrainStep.__call__
+
+    def watched_add(self, *batch):
+        measured.append(self.model.training)
+        add(self, *batch)
+
+    def watched_step(self, *batch):
+        trained.append(self.bare.training)
+        step(self, *batch)
+
+    monkeypatch.setattr(HeldOut, "_add", watched_add)
+    monkeypatch.setattr(TrainStep, "__call__", watched_step)
+    run(config, tmp_path / "run")
+    assert set(measured) == {False} and trained == [True] * 12
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ def test_step_schedule_divides_after_its_milestones():
     config = OptimConfig(lr=0.1, milestones=(2, 4))
     rates = [learning_rate(config, step, 60, 10) for step in (0, 19, 20, 39, 40, 59)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    config = OptimConfig(lr=0.1, milestones=(2, 4), warmup=0.1)
+    rates = [learning_rate(config, step, 60, 10) for step in (0, 2, 5, 6, 20)]
+    assert rates == pytest.approx([0.1 / 6, 0.05, 0.1, 0.1, 0.01])
 
 
 def test_cosine_schedule_with_warmup():

@@ -5,8 +5,10 @@ import subprocess
 import pytest
 import torch
 
+from capsroute import create_model
 from capsroute.train import provenance
-from capsroute.train.provenance import device_name, versions
+from capsroute.train.config import Config
+from capsroute.train.provenance import device_name, origin, summarize, versions
 
 TOLD = "0123456789" * 4
 
@@ -15,6 +17,19 @@ TOLD = "0123456789" * 4
 def test_a_cpu_is_named_with_its_threads(monkeypatch, threads, words):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert device_name(torch.device("cpu")).endswith(words)
+
+
+def test_the_last_epoch_and_the_best_are_told_apart():
+    cpu = torch.device("cpu")
+    common = {"epoch": 1, "step": 9, "seconds": 2.0, "images_per_second": 4.0}
+    records = [
+        {**common, "test_accuracy": test, "val_accuracy": val}
+        for test, val in ((70.0, 60.0), (90.0, 80.0), (75.0, 65.0))
+    ]
+    model = create_model("inverted_small_multimnist")
+    summary = summarize(Config(), model, records, cpu, [origin(cpu)])
+    assert (summary["test_accuracy_last"], summary["test_accuracy_best"]) == (75.0, 90.0)
+    assert summary["val_accuracy"] == 65.0
 
 
 def git(folder, *arguments):

@@ -1,5 +1,7 @@
 """One training step: its loss, its limits, what of it is compiled."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch.optim.sgd import sgd
@@ -74,6 +76,44 @@ def test_a_mixed_image_costs_its_shares_of_two_classes():
     assert correct(model, multi_hot(scores, two), mixed).all()
     with pytest.raises(ValueError, match="`cutmix` must be 0 with the spread loss"):
         choose_loss(OptimConfig(), other, mixed=True)
+
+
+def test_smoothed_labels_of_several_classes_move_towards_one_half():
+    with torch.device("meta"):
+        model = create_model("cnn_multimnist")
+    scores, targets = torch.randn(4, 10), (torch.rand(4, 10) > 0.5).float()
+    smoothed = choose_loss(OptimConfig(label_smoothing=0.2), model)(scores, targets, 0.0)
+    wanted = targets.where(targets == 0, 0.9).where(targets == 1, 0.1)
+    torch.testing.assert_close(smoothed, losses.binary_cross_entropy(scores, wanted))
+
+
+def one_step(model, **optim):
+    """Of plain gradient descent, on images that three pieces share unequally."""
+    torch.manual_seed(1)
+    images, targets = torch.rand(5, 1, 24, 24), (torch.rand(5, 10) > 0.5).float()
+    settings = OptimConfig(momentum=0.0, weight_decay=0.0, **optim)
+    step = TrainStep(model, model, Config(optim=settings), world=1)
+    step(images, targets, 1.0, Moment(step=0, lr=0.25, epoch=0.0))
+    return step
+
+
+def test_pieces_of_a_batch_weigh_as_their_images_do():
+    whole = create_model("inverted_small_multimnist", image_size=24)
+    pieces = deepcopy(whole)
+    one_step(whole)
+    one_step(pieces, accumulate=3)
+    for one, other in zip(whole.parameters(), pieces.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_average_takes_in_the_step_and_every_group_its_learning_rate():
+    model = create_model("inverted_small_multimnist", image_size=24)
+    before = deepcopy(model.state_dict())
+    step = one_step(model, ema=0.9, capsule_decay=0.0)
+    assert [group["lr"] for group in step.optimizer.param_groups] == [0.25, 0.25]
+    for key, after in model.state_dict().items():
+        assert not torch.equal(after, before[key])
+        torch.testing.assert_close(step.average.values[key], before[key].lerp(after, 0.1))
 
 
 def test_state_of_another_layout_takes_the_parameters_strides():
