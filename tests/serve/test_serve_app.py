@@ -16,8 +16,10 @@ from PIL import Image
 from servers import make_predictor
 
 import capsroute.serve
+from capsroute.explain import explain
 from capsroute.inference import Predictor
-from capsroute.serve import Limits, schemas
+from capsroute.serve import Limits, schemas, service
+from capsroute.serve.uploads import open_picture
 
 IMAGE = encoded(grey())
 PAGE = Path(capsroute.serve.__file__).parent / "page"
@@ -197,6 +199,8 @@ def test_what_a_light_ground_is_told_with(server):
     light = server.predict(encoded(Image.new("L", (36, 36), 250))).json
     assert light["remark"].startswith("a light ground; ")
     assert server.predict(encoded(Image.new("L", (36, 36), 5))).json["remark"] is None
+    explained = server.ask("POST", "/explain", encoded(Image.new("L", (36, 36), 250))).json
+    assert explained["prediction"]["remark"] == light["remark"]
 
 
 def test_wrong_addresses_and_methods(server):
@@ -213,13 +217,32 @@ def test_wrong_addresses_and_methods(server):
     assert set(allowed.split(", ")) == {"GET", "HEAD"}
 
 
+PROTECTION = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def check_protected(answer):
+    for name, value in PROTECTION.items():
+        assert answer.headers.get_all(name) == [value]
+
+
 @pytest.mark.parametrize("path", ["/", "/docs", "/page/main.js", "/page/style.css", "/model"])
 def test_every_answer_forbids_what_is_outside(server, path):
     answer = server.ask("GET", path)
     assert answer.status == 200
-    policy = answer.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'") and "http" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    check_protected(answer)
+    for refused in (server.ask("GET", path, host="evil.example"), server.ask("PATCH", path)):
+        assert refused.status in (403, 405)
+        check_protected(refused)
 
 
 def test_the_page_names_no_outside_resource():
@@ -260,9 +283,11 @@ def test_a_name_can_be_allowed(serving, predictor):
 def test_pages_of_other_sites_cannot_ask(server):
     own = f"http://127.0.0.1:{server.port}"
     assert server.predict(IMAGE, origin=own).status == 200
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
-        answer = server.predict(IMAGE, origin=origin)
-        assert answer.status == 403 and "other sites" in answer.json["error"]
+    broken = ("http://[", "http://[::1", "http://[x]")
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", *broken):
+        for method in ("POST", "PUT", "DELETE"):
+            answer = server.ask(method, "/predict", IMAGE, origin=origin)
+            assert answer.status == 403 and "other sites" in answer.json["error"]
 
 
 def test_too_many_bytes(serving, predictor):
@@ -293,12 +318,67 @@ def test_a_busy_server_says_when_to_come_back(serving, held):
         assert server.predict(IMAGE).status == 200
 
 
+def test_explanations_have_places_of_their_own(serving, predictor, monkeypatch):
+    entered, may_go = threading.Event(), threading.Event()
+
+    def held(*arguments):
+        entered.set()
+        assert may_go.wait(20)
+        return explain(*arguments)
+
+    with serving(predictor) as server:
+        monkeypatch.setattr(service, "explain", held)
+        results = [in_thread(lambda: server.ask("POST", "/explain", IMAGE)) for _ in range(8)]
+        assert entered.wait(10)
+        until = time.monotonic() + 10
+        while server.ask("GET", "/health").json["explanations_in_progress"] < 8:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        ninth = server.ask("POST", "/explain", IMAGE)
+        assert ninth.status == 503 and int(ninth.headers["retry-after"]) >= 1
+        assert server.predict(IMAGE).status == 200
+        may_go.set()
+        assert [result().status for result in results] == [200] * 8
+
+
 def test_an_answer_that_takes_too_long_is_a_503(serving, held):
     with serving(held, Limits(seconds=0.3)) as server:
         held.may_go.clear()
         answer = server.predict(IMAGE)
         held.may_go.set()
         assert answer.status == 503 and answer.headers["retry-after"]
+
+
+def test_a_picture_that_takes_too_long_to_decode_is_a_503(serving, held):
+    may_go = threading.Event()
+
+    def decode(_):
+        assert may_go.wait(5)
+
+    with serving(held, Limits(seconds=0.3)) as server:
+        held.prepare = decode
+        answer = server.predict(encoded(grey(200)))
+        may_go.set()
+        assert answer.status == 503 and answer.headers["retry-after"]
+
+
+def test_a_header_that_takes_long_to_read_holds_up_nobody(serving, predictor, monkeypatch):
+    """Such as millions of empty segments of a JPEG, which take seconds."""
+    opening, may_go = threading.Event(), threading.Event()
+
+    def held(*arguments):
+        opening.set()
+        assert may_go.wait(5)
+        return open_picture(*arguments)
+
+    monkeypatch.setattr(service.uploads, "open_picture", held)
+    with serving(predictor, Limits(seconds=2.0)) as server:
+        slow = in_thread(lambda: server.predict(encoded(grey(100))))
+        assert opening.wait(10)
+        assert server.ask("GET", "/health").json["predictions_in_progress"] == 1
+        assert slow().status == 503
+        may_go.set()
+        assert server.predict(encoded(grey(100))).status == 200
 
 
 def half_sent(port):
@@ -333,6 +413,7 @@ def test_what_goes_wrong_inside_stays_inside(serving, held):
         held.fails = True
         answer = server.predict(IMAGE)
         assert answer.status == 500
+        check_protected(answer)
         assert "secret" not in answer.body.decode() and "Traceback" not in answer.body.decode()
         held.fails = False
         assert server.predict(IMAGE).status == 200

@@ -16,7 +16,7 @@ import capsroute
 from capsroute.inference import Predictor
 from capsroute.serve import schemas, uploads
 from capsroute.serve.batching import BusyError
-from capsroute.serve.guard import Guard
+from capsroute.serve.guard import HEADERS, Guard
 from capsroute.serve.limits import Limits
 from capsroute.serve.service import Service
 from capsroute.serve.uploads import RefusedError
@@ -203,7 +203,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, __: Exception) -> Response:
-        return _problem(500, "something went wrong in the server; its log says what")
+        # Starlette answers this one outside of all middleware, the guard included
+        return _problem(500, "something went wrong in the server; its log says what", HEADERS)
 
 
 def _problem(status: int, message: str, headers: Any = None) -> Response:

@@ -62,7 +62,7 @@ class Guard:
         if not self._is_ours(host):
             return "the Host header names another server; start with --allow-host to add a name"
         origin = headers.get("origin")
-        if origin and method not in SAFE_METHODS and urlsplit(origin).netloc.lower() != host:
+        if origin and method not in SAFE_METHODS and _site(origin) != host:
             return "requests from pages of other sites are not taken"
         return None
 
@@ -72,6 +72,13 @@ class Guard:
         except ValueError:  # such as an unclosed bracket
             return False
         return name in self._names or _is_address(name)
+
+
+def _site(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # as above
+        return ""  # nobody's
 
 
 @lru_cache(maxsize=256)
