@@ -53,6 +53,16 @@ def test_nearly_even_is_told_from_even():
     assert decisions([[windows]], [0])[0].children == 3 * 3 * 4
 
 
+def test_what_went_to_nobody_is_not_taken_for_a_decision():
+    r = torch.full((1, 3, 4), 0.05)  # even, and four fifths of each child to nobody
+    (layer,) = decisions([[r]], [0])
+    assert layer.entropy == [pytest.approx(1)] and layer.state == "shared evenly"
+    assert layer.nobody == pytest.approx(0.8) and layer.as_dict()["nobody"] == layer.nobody
+    lone = torch.tensor([[[0.2, 0.0], [0.0, 0.0]]])  # all to one parent; nothing at all
+    assert normalized_entropy(lone) == pytest.approx(0.5)
+    assert decisions([[torch.eye(4)[None]]], [0])[0].nobody == 0
+
+
 def test_a_deviation_is_rounded_up():
     r = torch.tensor([[[0.50201, 0.49799]]], dtype=torch.float64)
     assert decisions([[r]], [0])[0].deviation_percent == "0.5 %"

@@ -4,6 +4,7 @@ import base64
 import html.parser
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import capsroute
 from capsroute.explain import DEFAULT_MAP, default_map, draw_explanation, explain, page
 from capsroute.explain.heat import contribution
 from capsroute.explain.trace import trace
+from capsroute.inference import Predictor
 from explain.models import FAMILIES, images, make
 
 
@@ -89,6 +91,13 @@ def test_classes_are_the_predicted_ones_unless_given():
     assert "Predicted: nothing" in page(nothing, image)
 
 
+def test_classes_may_be_named():
+    model, image = example("inverted")
+    assert explain(model, image, ["3", 1, "1"]).classes == [3, 1]
+    model.class_names = list("abcdefghij")
+    assert explain(model, image, ["c"]).classes == [2]
+
+
 def test_wrong_arguments_are_one_line():
     model, image = example("inverted")
     with pytest.raises(ValueError, match="`classes` must be between 0 and 9, got 10"):
@@ -97,6 +106,14 @@ def test_wrong_arguments_are_one_line():
         explain(model, image, map="heat")
     with pytest.raises(ValueError, match=r"`image` must have shape \(C, H, W\)"):
         explain(model, image[None])
+    with pytest.raises(TypeError, match=r"`image` must be a tensor \(C, H, W\), got Image; `Pred"):
+        explain(model, Image.new("L", (24, 24)))
+    with pytest.raises(ValueError, match="`classes` must name classes, got '11'; did you mean '1'"):
+        explain(model, image, ["11"])
+    with pytest.raises(TypeError, match=r"of capsroute, got a Predictor; pass its `\.model`"):
+        explain(Predictor.from_model(model, device="cpu"), image)
+    with pytest.raises(TypeError, match=r"must be a model of capsroute, got a str$"):
+        explain("inverted_small_multimnist", image)
     em, grey = example("em")
     with pytest.raises(ValueError, match="for an EM model"):
         explain(em, grey, map="votes")
@@ -136,6 +153,14 @@ def test_which_layers_routed():
     assert "No layer routed" in explain(model, image, [0]).notes()[0]
     model, image = example("inverted", iterations=3)
     assert explain(model, image, [0]).notes() == []
+
+
+def test_what_went_to_nobody_is_told():
+    model, image = example("inverted", iterations=3)
+    explanation = explain(model, image, [0])
+    below, top = explanation.layers
+    lossy = replace(explanation, layers=[below, replace(top, nobody=0.254)])
+    assert lossy.notes() == ["Went to no parent: 25 % under class capsules."]
 
 
 def test_hardly_routed_is_not_called_even():
@@ -251,7 +276,8 @@ class Page(html.parser.HTMLParser):
 def test_the_page_is_whole_and_needs_nothing_else():
     model, image = example("inverted")
     model.class_names = ["<script>alert(1)</script>", *"abcdefgh", "a & b"]
-    text = page(explain(model, image, [0, 9]), image)
+    explanation = replace(explain(model, image, [0, 9]), predicted=[0])
+    text = page(explanation, image)
     parsed = Page(text)
     assert parsed.open == []
     assert parsed.links and all(link.startswith("data:image/png;base64,") for link in parsed.links)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 EVEN = 1e-4  # less than this under the highest entropy, a layer hardly routes
@@ -22,13 +23,15 @@ class Decision:
     children: int
     """Capsules that a parent gathers votes from."""
     entropy: list[float]
-    """Of a child's coefficients, by iteration, averaged; 1 is even, 0 is all to one parent."""
+    """Of what a child gave to each parent, by iteration, averaged; 1 is even, 0 all to one."""
     used: int
     """The last iteration that reaches the scores, counted from 1."""
     deviation: float
     """How far any share that counts is from even, in units of an even share."""
     never_win: float | None
     """Share of this layer's capsules that are no child's first choice; None without routing."""
+    nobody: float
+    """What the children gave to no parent, averaged; 0 where coefficients sum to 1."""
 
     @property
     def routed(self) -> bool:
@@ -71,8 +74,9 @@ def decisions(coefficients: Sequence[Sequence[Tensor]], used: Sequence[int]) -> 
                 children=r.shape[-2] if r.ndim == 3 else math.prod(r.shape[3:6]),
                 entropy=entropy,
                 used=last + 1,
-                deviation=(r.double() * r.shape[-1] - 1.0).abs().max().item(),
+                deviation=(parts(r) * r.shape[-1] - 1.0).abs().max().item(),
                 never_win=None if even else share_never_winning(r),
+                nobody=share_to_nobody(r),
             )
         )
     return found
@@ -83,9 +87,24 @@ def normalized_entropy(r: Tensor) -> float:
     parents = r.shape[-1]
     if parents == 1:  # no choice
         return 1.0
-    wide = r.double()
-    entropy = -(wide * wide.clamp_min(1e-300).log()).sum(dim=-1).mean()
+    given = parts(r)
+    entropy = -(given * given.clamp_min(1e-300).log()).sum(dim=-1).mean()
     return min(1.0, entropy.item() / math.log(parents))
+
+
+def parts(r: Tensor) -> Tensor:
+    """What a child gave to each parent, of all that it gave; even if it gave nothing.
+
+    A routing of one's own may let children go to nobody, so that coefficients sum to less than 1.
+    """
+    wide = r.double()
+    total = wide.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, wide / total, 1.0 / r.shape[-1])
+
+
+def share_to_nobody(r: Tensor) -> float:
+    share = 1.0 - r.double().sum(dim=-1).mean().item()
+    return share if share > ROUNDING else 0.0
 
 
 def share_never_winning(r: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
 from capsroute.models.base import ImageClassifier, evaluating
+from capsroute.nearest import nearest
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -64,12 +66,18 @@ class Explanation:
         """What a reader should know before believing the pictures."""
         even = [layer for layer in self.layers if layer.even]
         hardly = [layer for layer in self.layers if not layer.routed and not layer.even]
+        lost = [
+            f"{100 * layer.nobody:.2g} % under {self.layer_name(layer.layer)}"
+            for layer in self.layers
+            if layer.nobody
+        ]
+        notes = [f"Went to no parent: {', '.join(lost)}."] if lost else []
         if len(even) == len(self.layers):
             return [
+                *notes,
                 "No layer routed: every parent got the same share of every child, so what is "
-                "shown comes from the votes alone."
+                "shown comes from the votes alone.",
             ]
-        notes = []
         if hardly:
             most = max(hardly, key=lambda layer: layer.deviation).deviation_percent
             none_routed = len(even) + len(hardly) == len(self.layers)
@@ -147,7 +155,7 @@ class Explanation:
 def explain(
     model: ImageClassifier,
     image: Tensor,
-    classes: list[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     *,
     map: str | None = None,
 ) -> Explanation:
@@ -155,16 +163,22 @@ def explain(
 
     Args:
         model: explained in evaluation mode; its weights, statistics and mode are left alone.
-        image: (C, H, W), floats in [0, 1].
-        classes: indices to explain; those predicted unless given, or the likeliest if none was.
+        image: (C, H, W), floats in [0, 1], as `Predictor.prepare` makes it of a picture.
+        classes: names or indices to explain; those predicted unless given, or the likeliest if
+            none was.
         map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
     """
     check_explainable(model)
     if map is not None and map not in MAPS:
         raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
+    if not isinstance(image, Tensor):
+        raise TypeError(
+            f"`image` must be a tensor (C, H, W), got {type(image).__name__}; "
+            "`Predictor.prepare` makes one of a picture"
+        )
     if image.ndim != 3:
         raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
-    asked = _check_classes(classes, model.num_classes)
+    asked = _class_indices(classes or [], _class_names(model))
     with evaluating(model):
         return _explain(model, image.to(next(model.parameters()).device), asked, map)
 
@@ -190,7 +204,7 @@ def _explain(
     return Explanation(
         model=model.name,
         iterations=model.iterations,
-        class_names=model.class_names or [str(index) for index in range(model.num_classes)],
+        class_names=_class_names(model),
         probabilities=probabilities,
         predicted=predicted,
         classes=chosen,
@@ -202,11 +216,23 @@ def _explain(
     )
 
 
-def _check_classes(classes: list[int] | None, count: int) -> list[int]:
-    for index in classes or []:
-        if not 0 <= index < count:
-            raise ValueError(f"`classes` must be between 0 and {count - 1}, got {index}")
-    return list(dict.fromkeys(classes or []))
+def _class_names(model: ImageClassifier) -> list[str]:
+    return model.class_names or [str(index) for index in range(model.num_classes)]
+
+
+def _class_indices(classes: Sequence[int | str], names: list[str]) -> list[int]:
+    indices = [_class_index(one, names) for one in classes]
+    return list(dict.fromkeys(indices))
+
+
+def _class_index(one: int | str, names: list[str]) -> int:
+    if isinstance(one, str):
+        if one not in names:
+            raise ValueError(f"`classes` must name classes, got {one!r}{nearest(one, names)}")
+        return names.index(one)
+    if not 0 <= one < len(names):
+        raise ValueError(f"`classes` must be between 0 and {len(names) - 1}, got {one}")
+    return one
 
 
 def _to_unit(heat: Tensor) -> np.ndarray:

@@ -66,6 +66,7 @@ class RoutedLayer(BaseModel):
     never_win: float | None = Field(
         description="Share of its capsules that are no child's first choice."
     )
+    nobody: float = Field(description="What the children gave to no parent, on average.")
     routed: bool = Field(description="Whether the coefficients that count are not nearly even.")
     state: str = Field(description="The same in words.")
 
