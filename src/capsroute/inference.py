@@ -4,10 +4,10 @@
     predictor.predict([Image.open("cat.jpg")])[0].labels
 
 How a picture becomes the model's input is written in the checkpoint, and it is what
-`data/image_folder.py` does in training: EXIF rotations applied, transparency laid on white, one
-channel or three, scaled to cover the model's size, the middle cut out. Nothing is guessed from
-the picture itself. In particular nothing is inverted: a model that learned light digits on a
-dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` says so.
+`data/image_folder.py` does in training: EXIF rotations applied, 16 bits scaled to 8, transparency
+laid on white, one channel or three, scaled to cover the model's size, the middle cut out. Nothing
+is guessed from the picture itself. In particular nothing is inverted: a model that learned light
+digits on a dark ground (MNIST) reads dark ink on white paper badly, and `Predictor.remark` says so.
 """
 
 import os
