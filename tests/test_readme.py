@@ -4,9 +4,11 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from capsroute.inference import Predictor
 from capsroute.models import registry
 from capsroute.models.pretrained import pretrained_path
 
@@ -39,11 +41,42 @@ def readers_folder(tmp_path, monkeypatch):
             picture.save(tmp_path / "my_images" / label / f"{index}.png")
 
 
+def unusual_pictures():
+    """Names of files: transparent, of 16 bits, and a large JPEG that EXIF says to turn."""
+    ramp = np.linspace(0, 65535, 60 * 90).reshape(60, 90)
+    grey = (ramp // 257).astype(np.uint8)
+    see_through = np.stack([grey, grey, grey.T.reshape(60, 90), grey[::-1]], axis=-1)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    large = Image.fromarray(see_through[..., :3]).resize((900, 600))
+    Image.fromarray(see_through).save("transparent.png")
+    Image.fromarray(ramp.astype(np.uint16)).save("16_bits.png")
+    large.save("turned.jpg", exif=exif)
+    return ["transparent.png", "16_bits.png", "turned.jpg"]
+
+
+def check_the_onnx_recipe(namespace):
+    """Its pictures become what `capsroute predict` makes of them, and so does the answer."""
+    predictor = Predictor.load("digits.onnx")
+    for name in unusual_pictures():
+        images = namespace["as_input"](Image.open(name))
+        np.testing.assert_array_equal(images[0], predictor.prepare(Image.open(name)))
+        (scores,) = namespace["session"].run(["scores"], {"images": images})
+        (answer,) = predictor.predict([Image.open(name)], top_k=10)
+        expected = [dict(answer.ranked)[digit] for digit in "0123456789"]
+        np.testing.assert_allclose(1 / (1 + np.exp(-scores[0])), expected, rtol=1e-4, atol=1e-6)
+
+
+CHECKS = {"predict-export": check_the_onnx_recipe}
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
 def test_python_of_a_page_runs(page, readers_folder):
     namespace = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         exec(block, namespace)
+    if page.stem in CHECKS:
+        CHECKS[page.stem](namespace)
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
