@@ -81,6 +81,17 @@ def test_compiled_it_has_the_same_gradients(dtype):
     torch.testing.assert_close(gradients(torch.compile(ghost, backend="eager")), gradients(ghost))
 
 
+def test_second_derivatives():
+    torch.manual_seed(0)
+    ghost = GhostBatchNorm2d(2, 2).double()
+    images = torch.randn(5, 2, 2, 1, dtype=torch.float64, requires_grad=True)
+
+    def normed(images, weight, bias):
+        return torch.func.functional_call(ghost, {"weight": weight, "bias": bias}, images)
+
+    assert torch.autograd.gradgradcheck(normed, (images, ghost.weight, ghost.bias))
+
+
 def test_channels_stay_last_there_and_back():
     """A convolution copies what comes otherwise, forward and backward."""
     images = torch.randn(8, 5, 3, 2).to(memory_format=torch.channels_last).requires_grad_()

@@ -18,6 +18,11 @@ def simple_backbone(
     return nn.Sequential(conv, nn.ReLU())
 
 
+def _statistics(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance and mean of each channel of each group, from (groups, images, C, H, W)."""
+    return torch.var_mean(groups, dim=(1, 3, 4), correction=0, keepdim=True)
+
+
 class _NormalizeGroups(torch.autograd.Function):
     """(groups, images, C, H, W) normalised group by group, in fp32 or better; mean and variance.
 
@@ -29,19 +34,22 @@ class _NormalizeGroups(torch.autograd.Function):
         ctx: Any, groups: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
-        var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0, keepdim=True)
+        var, mean = _statistics(wide)
         inverse = torch.rsqrt(var + eps)
         ctx.save_for_backward(groups, weight, mean, inverse)
+        ctx.eps = eps
         ctx.mark_non_differentiable(mean, var)
         normed = (wide - mean) * inverse * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
         return cast(normed, groups.dtype), mean, var
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         groups, weight, mean, inverse = ctx.saved_tensors
-        wide = grad.to(mean.dtype)
-        normed = (groups.to(mean.dtype) - mean) * inverse
+        wide, images = grad.to(mean.dtype), groups.to(mean.dtype)
+        if torch.is_grad_enabled():  # to be differentiated again, statistics included
+            var, mean = _statistics(images)
+            inverse = torch.rsqrt(var + ctx.eps)
+        normed = (images - mean) * inverse
         sums = (1, 3, 4)
         grad_bias = wide.sum(sums, keepdim=True)
         grad_weight = (wide * normed).sum(sums, keepdim=True)
