@@ -1,5 +1,6 @@
 """Ablation C's routing step against a loop over positions, children and parents, in float64."""
 
+import math
 from unittest.mock import patch
 
 import pytest
@@ -218,15 +219,25 @@ def test_coefficients_only_on_request():
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e3])
-@pytest.mark.parametrize("activity", [0.0, -200.0])  # half and none of the children
+@pytest.mark.parametrize("activity", [0.0, -200.0, -math.inf])  # half and none of the children
 def test_degenerate_inputs_stay_finite(linear, first, value, activity):
     inputs = make_inputs(linear=linear, first=first, dtype=torch.float32)
     with torch.no_grad():
         inputs[0].mul_(value)
         inputs[1].add_(activity)
+        if not first and activity == -math.inf:
+            inputs[4].fill_(activity)
     outputs = activated_routing_step(*inputs, inverse_temperature=1.0)[:2]
     for x in (*outputs, *gradients(outputs, inputs)):
         assert x.isfinite().all()
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_an_empty_batch(linear):
+    inputs = make_inputs(batch=0, linear=linear)
+    outputs = activated_routing_step(*inputs, inverse_temperature=1.0)[:2]
+    assert [x.shape for x in outputs] == [inputs[3].shape, inputs[4].shape]
+    assert not any(grad.any() for grad in gradients(outputs, inputs))
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from capsroute.ops import vote_tiles
 from capsroute.ops.em import em_routing, em_routing_history
@@ -195,25 +194,22 @@ def test_coefficients_share_out_every_child():
     torch.testing.assert_close(second.coefficients.sum(-1), torch.ones(1, 4, 3, 2, 2, 3).double())
 
 
-class _LargestTensor(TorchDispatchMode):
-    """Remembers the most elements that any operation returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
-        return result
-
-
 def test_never_holds_all_votes():
     inputs = make_inputs(size=(6, 6), n_in=4, out=8, n=2, kernel=3)
     all_votes = 4 * 4 * (3 * 3 * 4) * 8 * 4
-    with tiles_of(all_votes * 8 // 6), _LargestTensor() as seen:
+    with tiles_of(all_votes * 8 // 6), LargestTensor() as seen:
         scalar(*em_routing(*inputs, iterations=2)).backward()
     assert all_votes // 8 <= seen.elements <= all_votes // 6
+
+
+def test_keeps_no_votes_for_backward():
+    saved = []
+    inputs = make_inputs(size=(6, 6), n_in=4, out=8, n=2, kernel=3)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor.numel()), lambda _: None
+    ):
+        em_routing(*inputs, iterations=2)
+    assert sum(saved) < 4 * 4 * (3 * 3 * 4) * 8 * 4
 
 
 DEGENERATE = {
@@ -238,6 +234,31 @@ def test_ten_iterations_stay_finite(kind, kernel, activity):
     log_activations = F.logsigmoid(activity + torch.randn(2, 6, 6, 4)).requires_grad_()
     inputs = [poses, log_activations, weight, beta_u, beta_a]
     assert_finite(inputs, iterations=10)
+
+
+@pytest.mark.parametrize("kernel", [2, None])
+def test_children_that_are_not_active_at_all_stay_finite(kernel):
+    inputs = make_inputs(kernel=kernel, dtype=torch.float32)
+    with torch.no_grad():
+        inputs[1].fill_(-math.inf)
+    assert_finite(inputs, iterations=2)
+
+
+def test_the_mean_does_not_depend_on_how_little_active_all_children_are():
+    poses, log_activations, *others = make_inputs(kernel=None, dtype=torch.float32)
+    expected, _ = em_routing(poses, log_activations, *others, iterations=1)
+    actual, _ = em_routing(poses, log_activations - 30, *others, iterations=1)
+    assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [2, None])
+def test_an_empty_batch(kernel):
+    inputs = make_inputs(batch=0, kernel=kernel)
+    outputs = em_routing(*inputs, iterations=2)
+    size = (0,) if kernel is None else (0, 3, 3)
+    assert [x.shape for x in outputs] == [(*size, 3, 4), (*size, 3)]
+    grads = torch.autograd.grad(scalar(*outputs), inputs)
+    assert not any(grad.any() for grad in grads)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e3])

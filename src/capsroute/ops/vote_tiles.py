@@ -39,7 +39,7 @@ class Children(NamedTuple):
     parents and elements of a pose all run along whole vectors.
     """
 
-    poses: Tensor  # (I, a, R·N)
+    poses: Tensor  # (I, a, R, N)
     log_activations: Tensor  # (I, 1, N)
     transforms: Tensor  # (I, out·b, a)
     offsets: Tensor | None = None  # (I, 1, b, R, 1), added to the votes
@@ -65,6 +65,11 @@ def at_least_float32(*tensors: Tensor) -> list[Tensor]:
     """All in one dtype: float64 if any is, else float32."""
     double = any(tensor.dtype == torch.float64 for tensor in tensors)
     return [tensor.to(torch.float64 if double else torch.float32) for tensor in tensors]
+
+
+def above_minus_infinity(log_activations: Tensor) -> Tensor:
+    """Finite, so that a softmax is even where no capsule is active at all."""
+    return log_activations.clamp_min(torch.finfo(log_activations.dtype).min)
 
 
 class Layout(NamedTuple):
@@ -154,7 +159,7 @@ def gather_children(
         return torch.cat(seen, dim=3)
 
     split = windows(poses).unflatten(-1, (-1, a))  # (B, H', W', I, R, a)
-    columns = split.permute(3, 5, 4, 0, 1, 2).flatten(2).contiguous()
+    columns = split.permute(3, 5, 4, 0, 1, 2).flatten(3).contiguous()
     log_a = windows(log_activations).movedim(3, 0).flatten(1).contiguous()
     transforms = weight.flatten(0, 2).transpose(2, 3).flatten(1, 2)
     return Children(columns, log_a.unsqueeze(1), transforms, offsets)
@@ -168,7 +173,7 @@ def split_tiles(children: Children) -> list[Children]:
         itemsize = children.poses.element_size()
         per_column = children.transforms.shape[1] * itemsize
         budget = TILE_BYTES.get(children.poses.device.type, TILE_BYTES_OTHERWISE)
-        tile = min(count, max(1, budget // max(1, per_column * children.poses.shape[2])))
+        tile = min(count, max(1, budget // max(1, per_column * children.poses[0, 0].numel())))
         tile = math.ceil(count / math.ceil(count / tile))  # as many tiles, evenly filled
     parts = [field.split(tile) for field in children[:3]]
     offsets: Sequence[Tensor | None] = [None] * len(parts[0])
@@ -179,7 +184,7 @@ def split_tiles(children: Children) -> list[Children]:
 
 def votes(tile: Children, parents: Tensor) -> Tensor:
     """v_ij = p_i · W_ij, of shape (I, *parents.shape)."""
-    v = torch.bmm(tile.transforms, tile.poses).view(-1, *parents.shape)
+    v = torch.bmm(tile.transforms, tile.poses.flatten(2)).view(len(tile.poses), *parents.shape)
     return v if tile.offsets is None else v + tile.offsets
 
 
@@ -245,15 +250,13 @@ def evenly_routed_mean(children: Children, out: int) -> Tensor:
     Carries no gradient, because the centre does not change the result; for the same reason it may
     leave the offsets out.
     """
-    count, a, columns = children.poses.shape
-    positions = children.log_activations.shape[-1]
-    share = children.log_activations.softmax(dim=0)  # safe where every child is inactive
-    weighed = children.poses.reshape(count, -1, positions) * share
-    rows = weighed.view(count, a, columns).permute(2, 0, 1)
+    share = above_minus_infinity(children.log_activations).softmax(dim=0)
+    weighed = children.poses * share.unsqueeze(1)
+    rows = weighed.flatten(2).permute(2, 0, 1)
     if is_exporting():  # PyTorch 2.11 cannot merge what has strides of an unknown size
         rows = rows.contiguous()
     mean = children.transforms.transpose(0, 1).flatten(1) @ rows.flatten(1).t()
-    return mean.view(out, -1, columns // positions, positions)
+    return mean.view(out, len(mean) // out, *children.poses.shape[2:])
 
 
 def mean_and_variance(moments: Moments, centre: Tensor) -> tuple[Tensor, Tensor]:

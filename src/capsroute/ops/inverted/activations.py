@@ -116,7 +116,8 @@ def _agreement(
     out, b, rows, _ = centre.shape
     q = parents.to(centre.dtype).reshape(-1, out, rows, b).permute(1, 3, 2, 0)
     q = q * (1.0 / math.sqrt(rows * b) if scale is None else scale)
-    log_prior = log_activations.to(centre.dtype).reshape(-1, out).t() + sum_pose(q * centre)
+    log_a = vote_tiles.above_minus_infinity(log_activations.to(centre.dtype))
+    log_prior = log_a.reshape(-1, out).t() + sum_pose(q * centre)
     return lambda deviation: log_prior + sum_pose(q * deviation)
 
 
