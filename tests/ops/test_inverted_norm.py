@@ -12,7 +12,7 @@ import torch
 from capsroute import create_model
 from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
 from capsroute.ops.inverted.api import first_step, routing_step
-from capsroute.ops.inverted.norm import Norm
+from capsroute.ops.inverted.norm import Norm, normalized
 
 
 @pytest.mark.parametrize("impl", ["auto", "tiled", "reference"])
@@ -34,9 +34,37 @@ def test_what_does_not_fit_is_refused(impl, monkeypatch):
         first_step(children, torch.randn(3, 3, 3, 5, 8, 8), impl=impl)
     with pytest.raises(ValueError, match="`stride` must be 1 for a linear layer, got 2"):
         first_step(children, torch.randn(48, 5, 4, 4), stride=2, impl=impl)
+    with pytest.raises(TypeError, match=r"`weight` must be torch.float32 as .* got torch.float16"):
+        first_step(children, torch.randn(3, 3, 3, 5, 4, 4).half(), impl=impl)
     short = children._replace(norm=Norm(torch.ones(9), torch.zeros(9), 1e-5))
     with pytest.raises(ValueError, match="norm over poses of 16 elements, got one over 9"):
         first_step(short, torch.randn(3, 3, 3, 5, 4, 4), impl=impl)
+
+
+def test_the_kernels_are_asked_for_by_name_only_where_all_can_run(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    children = norm_checks.unfinished((2, 4, 4, 3, 16), torch.float32)
+    with pytest.raises(ValueError, match="got 'triton': a transform of 16×300 is larger"):
+        first_step(children, torch.randn(3, 3, 3, 5, 16, 300), impl="triton")
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_autocast_rounds_what_comes_in_and_reaches_no_further(linear):
+    children = norm_checks.unfinished((2, 4, 4, 3, 4), torch.float32)
+    weight = torch.randn(48, 5, 2, 2) if linear else torch.randn(3, 3, 3, 5, 2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = first_step(children, weight)
+    assert torch.equal(low, first_step(children.to(torch.bfloat16), weight.bfloat16()))
+
+
+def test_statistics_are_wider_than_the_poses():
+    """In bf16 the mean of poses far from zero would be off by their own spread."""
+    generator = torch.Generator().manual_seed(0)
+    poses = (300 + torch.randn(50, 16, generator=generator)).bfloat16()
+    norm = Norm(torch.ones(16), torch.zeros(16), 1e-5)
+    exact = normalized(poses.double(), norm)
+    torch.testing.assert_close(normalized(poses, norm).double(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("schedule", ["concurrent", "sequential"])

@@ -80,6 +80,8 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     _check_dtypes(children=children, weight=weight, parents=parents)
+    if isinstance(scale, Tensor):
+        raise TypeError("`scale` must be a number, got a Tensor")
     linear = check_shapes(
         children.shape, weight.shape, None if parents is None else parents.shape, stride
     )
@@ -90,6 +92,7 @@ def routing_step(
         scale = 1.0 / math.sqrt(children.shape[-1] // weight.shape[-2] * weight.shape[-1])
     if (dtype := autocast_dtype(children)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
+    _check_same_dtype(children, weight)
     if parents is not None and parents.dtype != children.dtype:
         parents = parents.to(children.dtype)
     with own_precision(children):
@@ -126,8 +129,9 @@ def first_step(
         )
     if (dtype := autocast_dtype(children.poses)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
+    _check_same_dtype(children.poses, weight)
     with own_precision(children.poses):
-        if not _finishes(impl, children):
+        if not _finishes(impl, children, weight):
             poses = children.finished()
             poses = poses.flatten(1, -2) if linear else poses
             return routing_step(poses, weight, stride=stride, impl=impl)
@@ -141,13 +145,15 @@ def first_step(
         return tiled.uniform_step(x, weight[None, None], stride)[:, 0, 0]
 
 
-def _finishes(impl: str, children: Unfinished) -> bool:
+def _finishes(impl: str, children: Unfinished, weight: Tensor) -> bool:
     """Whether a kernel normalises the children of a first iteration."""
     from capsroute.ops.inverted import triton
 
-    if impl == "auto":
-        return children.poses.is_cuda and not is_exporting() and triton.can_finish(children)
-    return impl == "triton" and triton.can_finish(children)
+    if impl == "triton":
+        _check_kernels(children.poses, weight)
+        return True
+    on_card = impl == "auto" and children.poses.is_cuda
+    return on_card and not is_exporting() and triton.can_finish(children)
 
 
 def _dispatch(
@@ -233,6 +239,13 @@ def _check_dtypes(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
+
+
+def _check_same_dtype(children: Tensor, weight: Tensor) -> None:
+    if weight.dtype != children.dtype:
+        raise TypeError(
+            f"`weight` must be {children.dtype} as the children are, got {weight.dtype}"
+        )
 
 
 def check_shapes(

@@ -23,8 +23,6 @@ def supported(children: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot take these tensors; `None` when they can."""
     if children.dtype not in DTYPES:
         return f"the kernels take float32, float16 or bfloat16, not {children.dtype}"
-    if children.dtype != weight.dtype:
-        return f"children are {children.dtype} but the weight is {weight.dtype}"
     n_out, a, b = weight.shape[-3:]
     if max(a, b) > LARGEST_SIDE:
         return f"a transform of {a}×{b} is larger than {LARGEST_SIDE}×{LARGEST_SIDE}"
