@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from capsroute.ops import dynamic
 from capsroute.ops.dynamic import dynamic_routing, length, squash
+from capsroute.ops.inverted import routing_step
 
 
 def squash_by_hand(s):
@@ -82,6 +84,38 @@ def test_squash_and_length_at_zero_have_finite_gradients():
     assert torch.isfinite(zero.grad).all()
     long = torch.full((1, 4), 50.0)
     assert 0.999 < length(squash(long)).item() < 1.0
+
+
+def test_fp16_holds_what_its_square_would_not():
+    long = torch.tensor([[300.0, 0.0]], dtype=torch.float16)
+    torch.testing.assert_close(squash(long), long / 300)
+    torch.testing.assert_close(length(long), torch.tensor([300.0]))
+
+
+def test_the_sum_of_all_outputs_is_kept_in_fp32(monkeypatch):
+    totals = []
+
+    def spy(children, weight, parents, **options):
+        totals.append(parents)
+        return routing_step(children, weight, parents, **options)
+
+    monkeypatch.setattr(dynamic, "routing_step", spy)
+    dynamic_routing(torch.ones(1, 2, 3).bfloat16(), torch.ones(2, 2, 3, 3).bfloat16(), 3)
+    assert [None if x is None else x.dtype for x in totals] == [None] + [torch.float32] * 2
+
+
+@pytest.mark.parametrize("observe", [None, lambda *_: None])
+def test_the_implementation_is_passed_on(observe):
+    with pytest.raises(ValueError, match="`impl` must be one of"):
+        dynamic_routing(torch.ones(1, 2, 3), torch.ones(2, 2, 3, 3), 1, impl="?", observe=observe)
+
+
+def test_an_empty_batch():
+    children, weight = torch.zeros(0, 2, 3), torch.ones(2, 4, 3, 5, requires_grad=True)
+    poses = dynamic_routing(children, weight, 3)
+    assert poses.shape == (0, 4, 5)
+    poses.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
 
 
 def test_autocast_keeps_values_and_gradients_finite():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import LargestTensor
 
 import oracle
 from capsroute import create_model
@@ -129,6 +130,16 @@ def test_coefficients_agree_and_are_shares(case, with_parents):
     torch.testing.assert_close(coefficients.sum(-1), ones, **TOLERANCE)
 
 
+@pytest.mark.parametrize("with_parents", [True, False])
+def test_tiled_coefficients_are_stored_as_the_children_are_and_carry_no_gradient(with_parents):
+    (children, weight, parents), _ = random_layer(CASES["linear matrix"])
+    low = [x.bfloat16() for x in (children, weight, parents)]
+    given = low if with_parents else low[:2]
+    poses, coefficients = routing_step(*given, impl="tiled", return_coefficients=True)
+    assert poses.dtype == coefficients.dtype == torch.bfloat16
+    assert poses.requires_grad and not coefficients.requires_grad
+
+
 def test_scale_is_the_square_root_of_the_parents_pose_unless_given():
     (children, weight, parents), _ = random_layer(CASES["linear vector"])
     default = routing_step(children, weight, parents)
@@ -149,6 +160,83 @@ def test_autocast_stores_low_precision_and_stays_close(impl, with_parents):
     assert low.dtype == torch.bfloat16
     error = (low.float() - exact).norm() / exact.norm()
     assert error < 0.02  # bf16 carries 8 bits: inputs and votes each lose up to 2⁻⁹
+    # autocast rounds what comes in, and reaches no further
+    stored = [None if x is None else x.bfloat16() for x in (children, weight, parents)]
+    assert torch.equal(low, routing_step(*stored, impl=impl))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_autocast_leaves_float64_alone(impl):
+    (children, weight, parents), _ = random_layer(CASES["linear matrix"])
+    want = routing_step(children, weight, parents, impl=impl)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(routing_step(children, weight, parents, impl=impl), want)
+
+
+def test_backward_within_autocast_is_backward():
+    (children, weight, parents), _ = random_layer(CASES["linear matrix"])
+    inputs = [x.detach().float().requires_grad_() for x in (children, weight, parents)]
+    want = gradients(routing_step(*inputs, impl="tiled"), inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            poses = routing_step(*inputs, impl="tiled")
+        got = gradients(poses, inputs)
+    assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("with_parents", [True, False])
+def test_low_precision_is_summed_up_in_fp32(with_parents):
+    """The result is rounded once: 2⁻⁹ at most. A sum in bf16 loses as much with every tile."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, 3, 64, 4), (3, 3, 64, 3, 2, 2), (2, 1, 1, 3, 4))
+    low = [torch.rand(shape, generator=generator).bfloat16() for shape in shapes]
+    low = [x.requires_grad_() for x in (low if with_parents else low[:2])]
+    exact = [x.detach().double().requires_grad_() for x in low]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiled.TILE_BYTES, "cpu", 1)
+        poses = routing_step(*low, impl="tiled")
+        got = (poses, *gradients(poses, low))
+    poses = routing_step(*exact, impl="reference")
+    for a, b in zip(got, (poses, *gradients(poses, exact)), strict=True):
+        assert (a - b).norm() / b.norm() < 2**-8
+
+
+def test_a_first_step_holds_in_fp16_what_the_sum_over_its_children_does_not():
+    children, weight = torch.ones(1, 800, 16), torch.full((800, 10, 4, 4), 25.0)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert (routing_step(children, weight) == 8000).all()
+        assert (routing_step(children[:, None, None], weight[None, None]) == 8000).all()
+
+
+@pytest.mark.parametrize("case", ["conv vector", "linear matrix"])
+def test_second_derivatives_are_right_or_refused(case):
+    (children, weight, parents), stride = random_layer(CASES[case])
+
+    def penalised(impl):
+        poses = routing_step(children, weight, parents, stride=stride, impl=impl)
+        slope = torch.autograd.grad(poses.sum(), children, create_graph=True)[0]
+        return poses.square().mean() + slope.square().sum()  # none of it needs a cotangent's slope
+
+    assert torch.autograd.gradgradcheck(
+        lambda *x: routing_step(*x, stride=stride, impl="reference"), (children, weight, parents)
+    )
+    penalised("reference").backward()
+    with pytest.raises(RuntimeError, match="differentiated twice with impl='reference' only"):
+        penalised("tiled").backward()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("with_parents", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_an_empty_batch(impl, with_parents, case):
+    *shapes, stride = CASES[case]
+    empty = ((0, *shapes[0][1:]), shapes[1], (0, *shapes[2][1:]), stride)
+    (children, weight, parents), stride = random_layer(empty)
+    given = parents if with_parents else None
+    options = {"stride": stride, "impl": impl, "return_coefficients": True}
+    poses, coefficients = routing_step(children, weight, given, **options)
+    assert poses.shape == parents.shape and len(coefficients) == 0
+    assert not gradients(poses, weight)[0].any()
 
 
 def test_the_tiled_step_never_holds_more_than_a_tile_of_votes():
@@ -164,8 +252,12 @@ def test_the_tiled_step_never_holds_more_than_a_tile_of_votes():
     weight = torch.randn(3, 3, 8, 8, 4, 4, generator=generator, requires_grad=True)
     parents = torch.randn(2, 4, 4, 8, 16, generator=generator, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        routing_step(children, weight, parents, impl="tiled")
+        poses = routing_step(children, weight, parents, impl="tiled")
     assert sum(saved) <= children.numel() + weight.numel() + parents.numel()
+    with pytest.MonkeyPatch.context() as patch, LargestTensor() as seen:
+        patch.setitem(tiled.TILE_BYTES, "cpu", 2 * poses.numel() * 4)  # the votes of two children
+        routing_step(children, weight, parents, impl="tiled").sum().backward()
+    assert seen.elements == max(2 * poses.numel(), children.numel(), weight.numel())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels can run here")
@@ -197,6 +289,17 @@ def bad_calls():
         "stride` must be 1 for a linear": (children[:, 0, 0], weight[0, 0], {"stride": 2}),
         "square kernel within the 2×2": (children[:, :2, :2], weight, {}),
         "parents` must have shape": (children, weight, {"parents": torch.zeros(2, 3, 3, 3, 4)}),
+        "parents` must be a floating": (
+            children,
+            weight,
+            {"parents": torch.zeros(2, 3, 3, 2, 4).long()},
+        ),
+        "weight` must be torch.float32 as the children are, got torch.float64": (
+            children,
+            weight.double(),
+            {},
+        ),
+        "scale` must be a number, got a Tensor": (children, weight, {"scale": torch.ones(())}),
         "impl` must be one of": (children, weight, {"impl": "fastest"}),
     }
 

@@ -72,6 +72,20 @@ def check_one_graph(shapes):
         torch.testing.assert_close(got, wanted)
 
 
+def check_refusal(shapes):
+    """Second derivatives are refused, also where no cotangent depends on what is differentiated."""
+    (children, weight, parents, _), stride, scale = cases.layer(shapes, torch.float32, 0)
+    children.requires_grad_()
+    poses = kernels.routing_step(children, weight, parents, stride=stride, scale=scale)
+    (slope,) = torch.autograd.grad(poses.sum(), children, create_graph=True)
+    try:
+        slope.sum().backward()
+    except RuntimeError as error:
+        assert "differentiated twice with impl='reference' only" in str(error), error
+    else:
+        raise AssertionError("a second derivative was not refused")
+
+
 def check_errors(name, dtype):
     """Whether they are within the budget; says so if they are not."""
     try:
@@ -105,6 +119,7 @@ def check_groups():
 
 def main():
     check_operator(cases.TINY["conv 2×2, stride 2"])
+    check_refusal(cases.TINY["conv 2×2, stride 2"])
     check_one_graph(cases.TINY["linear 6×6"])
     check_one_graph(cases.TINY["linear vector"])
     poison_allocations()

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsroute.ops.inverted.once import refuse
+from capsroute.ops.precision import own_precision
 from capsroute.ops.tracing import cast
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
@@ -54,6 +56,7 @@ def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
     """
     k, _, n_in, n_out, a, b = weight.shape
     batch, rows, height, width = children.shape[:4]
+    weight = weight / n_out  # not the sum over all children, which fp16 may not hold
     x = children.reshape(batch * rows, height, width, n_in * a)  # channels last, as it likes them
     if k == height == width == 1:
         kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)
@@ -62,7 +65,7 @@ def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
         kernel = weight.permute(3, 5, 2, 4, 0, 1).reshape(n_out * b, n_in * a, k, k).contiguous()
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride).permute(0, 2, 3, 1)
     y = y.reshape(batch, rows, *y.shape[1:3], n_out, b).permute(0, 2, 3, 4, 1, 5)
-    return y.flatten(-2) / n_out
+    return y.flatten(-2)
 
 
 class _Tile(NamedTuple):
@@ -112,7 +115,7 @@ class _Layout:
 
     def to_children(self, columns: Tensor) -> Tensor:
         """The inverse of `child_columns`: (I, a, R·N) -> (B, H', W', I, d)."""
-        shape = (-1, self.a, self.rows, self.batch, self.height, self.width)
+        shape = (len(columns), self.a, self.rows, self.batch, self.height, self.width)
         return columns.view(shape).permute(3, 4, 5, 0, 2, 1).flatten(-2)
 
     def transforms(self, weight: Tensor, tile: _Tile) -> Tensor:
@@ -121,7 +124,7 @@ class _Layout:
         return part.transpose(2, 3).reshape(part.shape[0], self.n_out * self.b, self.a)
 
     def votes(self, transforms: Tensor, child_columns: Tensor) -> Tensor:
-        shape = (-1, self.n_out, self.b, self.rows, self.positions)
+        shape = (len(transforms), self.n_out, self.b, self.rows, self.positions)
         return torch.bmm(transforms, child_columns).view(shape)
 
     def by_position(self, parents: Tensor) -> Tensor:
@@ -173,30 +176,60 @@ class _TiledStep(torch.autograd.Function):
         return layout.by_capsule(poses, children.dtype), coefficients
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_poses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        children, weight, parents = ctx.saved_tensors
-        scale = ctx.scale
-        layout = _Layout(children, weight, parents, ctx.stride)
-        q, g = layout.by_position(parents), layout.by_position(grad_poses)
-        grad_q = torch.zeros_like(q)
-        grad_children = torch.zeros_like(children, dtype=layout.dtype)
-        grad_weight = torch.empty_like(weight)
-        for tile in layout.tiles():
-            w, p = layout.transforms(weight, tile), layout.child_columns(children, tile)
-            v = layout.votes(w, p)
-            r = _dot(v, q).mul(scale).softmax(dim=1)
-            u = _dot(v, g)  # ∂L/∂r
-            s = scale * r * (u - (r * u).sum(dim=1, keepdim=True))  # scale · ∂L/∂a
-            grad_q += (v * _spread(s)).sum(dim=0)
-            grad_v = (_spread(r) * g).addcmul_(_spread(s), q).view(len(p), w.shape[1], -1)
-            grad_w = torch.bmm(grad_v, p.transpose(1, 2)).view(len(p), -1, layout.b, layout.a)
-            grad_weight[tile.y, tile.x, tile.capsules] = grad_w.transpose(2, 3)
-            grad_p = layout.to_children(torch.bmm(w.transpose(1, 2), grad_v))
-            grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p
-        grad_parents = layout.by_capsule(grad_q, parents.dtype)
-        grad_children = cast(grad_children, children.dtype)
-        return grad_children, grad_weight, grad_parents, None, None, None
+        grads = _TiledGradients.apply(grad_poses, *ctx.saved_tensors, ctx.stride, ctx.scale)
+        return *grads, None, None, None
+
+
+class _TiledGradients(torch.autograd.Function):
+    """A node of its own, so that differentiating it again is refused.
+
+    `once_differentiable` would let gradients of the children, weights and parents pass as zero.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_poses: Tensor,
+        children: Tensor,
+        weight: Tensor,
+        parents: Tensor,
+        stride: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with own_precision(children):  # backward() may be called within autocast
+            return _gradients(grad_poses, children, weight, parents, stride, scale)
+
+    backward = staticmethod(refuse)
+
+
+def _gradients(
+    grad_poses: Tensor,
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor,
+    stride: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = _Layout(children, weight, parents, stride)
+    q, g = layout.by_position(parents), layout.by_position(grad_poses)
+    grad_q = torch.zeros_like(q)
+    grad_children = torch.zeros_like(children, dtype=layout.dtype)
+    grad_weight = torch.empty_like(weight)
+    for tile in layout.tiles():
+        w, p = layout.transforms(weight, tile), layout.child_columns(children, tile)
+        v = layout.votes(w, p)
+        r = _dot(v, q).mul(scale).softmax(dim=1)
+        u = _dot(v, g)  # ∂L/∂r
+        s = scale * r * (u - (r * u).sum(dim=1, keepdim=True))  # scale · ∂L/∂a
+        grad_q += (v * _spread(s)).sum(dim=0)
+        grad_v = (_spread(r) * g).addcmul_(_spread(s), q).view(len(p), w.shape[1], -1)
+        grad_w = torch.bmm(grad_v, p.transpose(1, 2)).view(len(p), -1, layout.b, layout.a)
+        grad_weight[tile.y, tile.x, tile.capsules] = grad_w.transpose(2, 3)
+        grad_p = layout.to_children(torch.bmm(w.transpose(1, 2), grad_v))
+        grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p
+    grad_parents = layout.by_capsule(grad_q, parents.dtype)
+    return cast(grad_children, children.dtype), grad_weight, grad_parents
 
 
 def _gather_coefficients(kept: list[Tensor], layout: _Layout) -> Tensor:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from capsroute.ops.inverted.once import refuse
 from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.geometry import ceil_div, power_of_two
 from capsroute.ops.inverted.triton.splits import add_splits
@@ -275,3 +276,4 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 norm_by_rows.register_autograd(_backward, setup_context=_setup_context)
+norm_by_rows_backward.register_autograd(refuse)
