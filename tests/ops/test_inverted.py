@@ -184,21 +184,19 @@ def test_backward_within_autocast_is_backward():
     assert all(map(torch.equal, got, want))
 
 
-@pytest.mark.parametrize("with_parents", [True, False])
-def test_low_precision_is_summed_up_in_fp32(with_parents):
-    """The result is rounded once: 2⁻⁹ at most. A sum in bf16 loses as much with every tile."""
+def test_low_precision_is_summed_up_in_fp32(monkeypatch):
+    """The result is rounded once, by 2⁻⁸ at most; a sum in bf16 loses that with every tile."""
+    monkeypatch.setitem(tiled.TILE_BYTES, "cpu", 1)
     generator = torch.Generator().manual_seed(0)
-    shapes = ((2, 3, 3, 64, 4), (3, 3, 64, 3, 2, 2), (2, 1, 1, 3, 4))
-    low = [torch.rand(shape, generator=generator).bfloat16() for shape in shapes]
-    low = [x.requires_grad_() for x in (low if with_parents else low[:2])]
+    shapes = ((2, 6, 6, 8, 4), (3, 3, 8, 3, 2, 2), (2, 4, 4, 3, 4))
+    low = [torch.rand(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes]
     exact = [x.detach().double().requires_grad_() for x in low]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiled.TILE_BYTES, "cpu", 1)
-        poses = routing_step(*low, impl="tiled")
-        got = (poses, *gradients(poses, low))
-    poses = routing_step(*exact, impl="reference")
-    for a, b in zip(got, (poses, *gradients(poses, exact)), strict=True):
-        assert (a - b).norm() / b.norm() < 2**-8
+    results = []
+    for inputs, impl in ((low, "tiled"), (exact, "reference")):
+        poses = routing_step(*inputs, impl=impl)
+        results.append((poses, *torch.autograd.grad(poses.sum(), inputs)))
+    for got, want in zip(*results, strict=True):
+        assert (got - want).norm() < 0.0025 * want.norm()
 
 
 def test_a_first_step_holds_in_fp16_what_the_sum_over_its_children_does_not():

@@ -59,12 +59,12 @@ def test_autocast_rounds_what_comes_in_and_reaches_no_further(linear):
 
 
 def test_statistics_are_wider_than_the_poses():
-    """In bf16 the mean of poses far from zero would be off by their own spread."""
+    """bf16 would lose the spread of poses far from zero, and make 1 of a gain of 1.0038."""
     generator = torch.Generator().manual_seed(0)
     poses = (300 + torch.randn(50, 16, generator=generator)).bfloat16()
-    norm = Norm(torch.ones(16), torch.zeros(16), 1e-5)
+    norm = Norm(torch.full((16,), 1.0038), torch.zeros(16), 1e-5)
     exact = normalized(poses.double(), norm)
-    torch.testing.assert_close(normalized(poses, norm).double(), exact, rtol=2**-8, atol=1e-4)
+    assert (normalized(poses, norm) - exact).norm() < 0.0025 * exact.norm()
 
 
 @pytest.mark.parametrize("schedule", ["concurrent", "sequential"])
