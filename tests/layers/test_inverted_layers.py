@@ -48,6 +48,11 @@ def test_mistakes(build, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_scale_that_would_have_to_learn():
+    with pytest.raises(TypeError, match="`scale` must be a number, got a Tensor"):
+        ConvCaps(3, 5, 4, scale=torch.nn.Parameter(torch.tensor(0.5)))
+
+
 def test_initial_scale_is_the_authors():
     torch.manual_seed(0)
     conv = ConvCaps(8, 32, 16, kernel_size=3)

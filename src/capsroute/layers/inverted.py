@@ -15,7 +15,7 @@ from capsroute.layers.checks import (
     matrix_side,
 )
 from capsroute.layers.primary import PoseNorm
-from capsroute.ops.inverted.api import first_step, routing_step
+from capsroute.ops.inverted.api import check_scale, first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
@@ -72,6 +72,7 @@ class InvertedCaps(nn.Module):
         super().__init__()
         check_choice("initial_poses", initial_poses, INITIAL_POSES)
         check_impl(impl)
+        check_scale(scale)
         self.out_capsules, self.out_pose_dim = weight_shape[-3], out_pose_dim
         self.initial_poses, self.scale, self.impl = initial_poses, scale, impl
         self.weight = nn.Parameter(torch.empty(weight_shape))

@@ -80,8 +80,7 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     _check_dtypes(children=children, weight=weight, parents=parents)
-    if isinstance(scale, Tensor):
-        raise TypeError("`scale` must be a number, got a Tensor")
+    check_scale(scale)
     linear = check_shapes(
         children.shape, weight.shape, None if parents is None else parents.shape, stride
     )
@@ -239,6 +238,12 @@ def _check_dtypes(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
+
+
+def check_scale(scale: float | None) -> None:
+    """A tensor would look like something to learn, and get no gradient."""
+    if isinstance(scale, Tensor):
+        raise TypeError("`scale` must be a number, got a Tensor")
 
 
 def _check_same_dtype(children: Tensor, weight: Tensor) -> None:
