@@ -4,7 +4,7 @@
     python tools/map_deletion.py --part choice      # the images that `grid` was chosen on
 
 On 100 of the 200 CIFAR-10 test images that tests/models/samples keeps, ten of each class. Writes
-results/deletion/<model>_r<iterations>_<part>.json and, from `test`, the table of docs/explain.md.
+results/deletion/<experiment>_<part>.json and, from `test`, the table of docs/explain.md.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from capsroute.experiments.cards import study_name
 from capsroute.experiments.evidence import write_measurement
 from capsroute.explain.deletion import SHARE, Deletion, measure_deletion
 from capsroute.files import write_whole
@@ -60,17 +61,18 @@ def main() -> None:
     model = predictor.model
     assert model is not None and predictor.checkpoint is not None  # weights, not an exported file
     images = read_images(predictor, part)
+    described = read_metadata(predictor.checkpoint)
     maps = measure_deletion(model, images, MAPS)
     result = {
         "model": model.name,
         "iterations": model.iterations,
-        "weights_sha256": read_metadata(predictor.checkpoint)["sha256"],
+        "weights_sha256": described["sha256"],
         "images": len(images),
         "part": part,
         "share_blurred": SHARE,
         "maps": {name: asdict(found) for name, found in maps.items()},
     }
-    path = RESULTS / f"{model.name}_r{model.iterations}_{part}.json"
+    path = RESULTS / f"{study_name(predictor.checkpoint, described)}_{part}.json"
     write_measurement(path, result, next(model.parameters()).device, sys.argv)
     if part == "test":
         write_whole(RESULTS / "table.md", table(maps).encode())

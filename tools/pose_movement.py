@@ -4,8 +4,8 @@
     python tools/pose_movement.py runs/inverted_resnet_cifar10_r2_seed0 --data-root ~/data
 
 Writes results/pose_movement/<name>_<initial poses>.json for poses that start at zero, as in
-training, and at random. The name is the run's experiment,
-or of weights that ship the model and its iterations. `capsroute report` draws them.
+training, and at random. The name is the experiment of
+the run that the weights are of, by its config or their card. `capsroute report` draws them.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.devices import choose_device
-from capsroute.experiments.evidence import study_name, write_measurement
+from capsroute.experiments.cards import study_name
+from capsroute.experiments.evidence import write_measurement
 from capsroute.experiments.movement import FOLDER, pose_movement
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
@@ -42,7 +43,7 @@ def measure(options: argparse.Namespace, initial: str) -> Path:
         "weights_sha256": described["sha256"],
         **pose_movement(model, some),
     }
-    path = RESULTS / FOLDER / f"{study_name(options.model, described)}_{initial}.json"
+    path = RESULTS / FOLDER / f"{study_name(weights, described)}_{initial}.json"
     return write_measurement(path, found, device, sys.argv)
 
 

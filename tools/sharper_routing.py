@@ -3,8 +3,8 @@
     python tools/sharper_routing.py inverted_small_multimnist                # the weights that ship
     python tools/sharper_routing.py runs/inverted_resnet_cifar10_r2_seed0 --data-root ~/data
 
-Writes results/sharper_routing/<name>.json. The name is the run's experiment,
-or of weights that ship the model and its iterations. `capsroute report` shows them.
+Writes results/sharper_routing/<name>.json. The name is the experiment of
+the run that the weights are of, by its config or their card. `capsroute report` shows them.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from capsroute.data import EvalBatches, load_dataset
 from capsroute.devices import choose_device
-from capsroute.experiments.evidence import study_name, write_measurement
+from capsroute.experiments.cards import study_name
+from capsroute.experiments.evidence import write_measurement
 from capsroute.experiments.sharpness import FOLDER, sharper_routing, vote_scales
 from capsroute.models import model_info
 from capsroute.models.inverted import InvertedCapsNet
@@ -40,7 +41,7 @@ def measure(options: argparse.Namespace) -> Path:
         **vote_scales(model),
         **sharper_routing(model, lambda: islice(EvalBatches(test, BATCH), options.images // BATCH)),
     }
-    path = RESULTS / FOLDER / f"{study_name(options.model, described)}.json"
+    path = RESULTS / FOLDER / f"{study_name(weights, described)}.json"
     return write_measurement(path, found, device, sys.argv)
 
 

@@ -8,8 +8,9 @@
 
 KERNELS_SOURCE in the environment names the folder of another version of the package to time. Every
 time is a median over replays of a CUDA graph that holds the call up to ten times. Results are added
-to `--json` as one object a line. Their `source` is the commit: CAPSROUTE_COMMIT or git's, with + if
-files differ from it; of another version git's, or its folder, which should be named by the commit.
+to `--json` as one object a line. Their `source` is the commit: git's, with + if files differ from
+it, or CAPSROUTE_COMMIT where there is no git; of another version git's, or its folder, which should
+be named by the commit.
 """
 
 import argparse
@@ -97,14 +98,11 @@ FORWARD = ("route", "large_shares")
 
 def commit():
     """Of the version that is timed, or None where nobody knows."""
-    told = os.environ.get("CAPSROUTE_COMMIT")
-    if told and not OTHER:
-        return told[:7]
     try:
         git("ls-files", "--error-unmatch", "capsroute/__init__.py")  # not of a repository around it
         return git("rev-parse", "--short=7", "HEAD") + "+" * bool(git("status", "--short", "."))
     except (OSError, subprocess.CalledProcessError):
-        return OTHER
+        return OTHER or os.environ.get("CAPSROUTE_COMMIT", "")[:7] or None
 
 
 def git(*arguments):

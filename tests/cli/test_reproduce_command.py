@@ -107,9 +107,9 @@ def test_evidence_of_another_recipe_is_not_done_and_in_the_way(run, tmp_path, ti
     assert run("reproduce", "tiny", *CPU)[0] == 0
     tiny(steps=8, eval_every=8)
     status, out, err = run("reproduce", "tiny", *CPU)
-    assert (status, out) == (0, "") and err.count("\n") == 1
+    assert (status, out) == (2, "") and err.count("\n") == 1
     assert "tiny_seed0: not run, since results/tiny/seed0 is of another recipe (`steps` is" in err
-    assert err.endswith("; move that folder away first\n")
+    assert err.endswith("; move results/tiny/seed0 and runs/tiny_seed0 away first\n")
     assert "seed 0 of another recipe" in run("reproduce", "--list", "tiny")[1]
     for folder in ("results/tiny/seed0", "runs/tiny_seed0"):
         (tmp_path / folder).rename(tmp_path / folder.replace("/", "_"))

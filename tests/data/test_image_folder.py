@@ -93,6 +93,7 @@ def test_a_folder_without_images_beside_train(tmp_path):
         save(tmp_path / "train" / name / "x.png", solid())
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "labels.csv").write_text("")
+    save(tmp_path / "__MACOSX" / "train" / "a" / "._x.png", solid())  # where a Mac packed it
     assert load_image_folder(tmp_path).class_names == ("a", "b")
 
 

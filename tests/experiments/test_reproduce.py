@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from capsroute.experiments import list_experiments
 from capsroute.experiments.evidence import read_evidence
 from capsroute.experiments.reproduce import Job, jobs, reproduce, select
 from capsroute.train.build import Runtime
+from capsroute.train.engine import DivergedError
 from capsroute.train.interruption import Interrupted, stop_after
 from capsroute.train.reporting import Reporter
 from small_experiments import register_tiny, write_evidence
@@ -66,6 +68,19 @@ def test_a_run_that_was_cut_goes_on_from_three_files_carried_elsewhere(tiny, tmp
     reproduce(tiny, CPU, Reporter())
     carried, stayed = (read_evidence(job.evidence).metrics for job in (there, tiny))
     assert [record["test_loss"] for record in carried] == [r["test_loss"] for r in stayed]
+
+
+def test_a_resumed_run_that_diverged_names_where_it_began(tiny, monkeypatch, tmp_path):
+    job = Job(tiny.config, tmp_path / "runs", tmp_path / "results")
+    began, here = {"device": "elsewhere"}, {"device": "here"}
+    error = DivergedError("not finite", [began, here])
+    monkeypatch.setattr("capsroute.experiments.reproduce.train", Mock(side_effect=error))
+    job.run.mkdir(parents=True)
+    (job.run / "config.json").write_text(job.config.to_json())
+    (job.run / "metrics.jsonl").write_text("")
+    assert reproduce(job, CPU, Reporter()) == "diverged"
+    evidence = json.loads((job.evidence / "diverged.json").read_text())
+    assert evidence["device"] == "here" and evidence["resumed_from"] == [began]
 
 
 def test_a_run_that_diverged_has_ended(tiny, monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from capsroute.experiments.cards import RUN_AGAIN, check_cards
+from capsroute.experiments.cards import RUN_AGAIN, check_cards, study_name
 from capsroute.experiments.evidence import copy_evidence
 from capsroute.experiments.reproduce import Job, reproduce
 from capsroute.experiments.shipping import ship
@@ -106,6 +106,15 @@ def test_another_run_takes_the_place_of_the_first(run, tmp_path):
     )
     assert "`results/tiny/seed6`" in first.with_suffix(".md").read_text()
     assert len(list(first.parent.iterdir())) == 2 and heard == [(1, 1)]
+
+
+def test_a_study_is_named_after_the_run_of_its_weights(run, tmp_path):
+    weights = {"model": "inverted_resnet_cifar10", "iterations": 2}
+    shipped = ship(run, tmp_path / "results", tmp_path / "files")
+    assert study_name(run / "model.safetensors", weights) == "tiny"
+    assert study_name(shipped, weights) == "tiny"
+    shipped.with_suffix(".md").unlink()
+    assert study_name(shipped, weights) == "inverted_resnet_cifar10_r2"
 
 
 class TestCheckOfCards:

@@ -61,6 +61,9 @@ def test_what_went_to_nobody_is_not_taken_for_a_decision():
     lone = torch.tensor([[[0.2, 0.0], [0.0, 0.0]]])  # all to one parent; nothing at all
     assert normalized_entropy(lone) == pytest.approx(0.5)
     assert decisions([[torch.eye(4)[None]]], [0])[0].nobody == 0
+    rounded = torch.linspace(0, 1, 200).view(1, 50, 4).softmax(-1).bfloat16()
+    assert rounded.double().sum(-1).mean() < 1 - 1e-5
+    assert decisions([[rounded]], [0])[0].nobody == 0
 
 
 def test_a_deviation_is_rounded_up():

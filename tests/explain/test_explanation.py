@@ -94,6 +94,7 @@ def test_classes_are_the_predicted_ones_unless_given():
 def test_classes_may_be_named():
     model, image = example("inverted")
     assert explain(model, image, ["3", 1, "1"]).classes == [3, 1]
+    assert explain(model, image, "3").classes == [3]
     model.class_names = list("abcdefghij")
     assert explain(model, image, ["c"]).classes == [2]
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -142,6 +143,12 @@ def test_no_images_have_no_scores(name):
     scores = model(images_for(model, 0))
     assert scores.shape == (0, 10) and scores.dtype == torch.float32
     assert model.decide(scores).shape == model.probabilities(scores).shape == (0, 10)
+
+
+def test_numpy_integers_count(tmp_path):
+    model = create_model("inverted_small_multimnist", num_classes=np.int64(3))
+    save_model(model, tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model.safetensors").num_classes == 3
 
 
 def test_the_iterations_of_a_stack_are_the_models(tmp_path):

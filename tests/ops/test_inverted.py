@@ -204,6 +204,8 @@ def test_a_first_step_holds_in_fp16_what_the_sum_over_its_children_does_not():
     with torch.autocast("cpu", dtype=torch.float16):
         assert (routing_step(children, weight) == 8000).all()
         assert (routing_step(children[:, None, None], weight[None, None]) == 8000).all()
+        many = torch.full((800, 100, 4, 4), 1e-4)  # a hundredth of which fp16 holds to two digits
+        assert (routing_step(children, many) / (800 * 4e-4 / 100) - 1).abs().max() < 5e-3
 
 
 @pytest.mark.parametrize("case", ["conv vector", "linear matrix"])

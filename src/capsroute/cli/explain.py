@@ -104,8 +104,8 @@ def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> 
     remark = predictor.remark(image)
     if remark is not None:
         print(f"{source.name}: {remark}", file=sys.stderr)
-    classes = [_class_index(name, predictor.class_names) for name in options.classes]
-    explanation = explain_image(model, image, classes or None, map=options.map)
+    with as_typed(classes="--classes"):
+        explanation = explain_image(model, image, options.classes, map=options.map)
     _write_together(
         {png: draw_explanation(explanation, image), html: page(explanation, image).encode()}
     )
@@ -129,12 +129,6 @@ def _write_together(files: dict[Path, bytes]) -> None:
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         names = ", ".join(map(str, files))
         raise OSError(f"could not write {names}: {cause.strerror or cause}") from error
-
-
-def _class_index(name: str, names: list[str]) -> int:
-    if name not in names:
-        raise UsageError(f"`--classes` must name classes, got {name!r}{nearest(name, names)}")
-    return names.index(name)
 
 
 def _print(explanation: Explanation) -> None:

@@ -24,6 +24,7 @@ from capsroute.experiments.reproduce import Job, jobs, reproduce, select
 from capsroute.experiments.slurm import Cluster, submit
 from capsroute.experiments.tables import all_tables
 from capsroute.train.build import Runtime
+from capsroute.train.checkpoint import RunFolder
 from capsroute.train.interruption import Interrupted, stop_after
 
 SAVING = 15.0  # seconds of a budget kept for the last checkpoint, or a tenth of it if that is less
@@ -85,9 +86,13 @@ def main(arguments: list[str]) -> None:
     ]
     if done := sum(status in ("done", "diverged") for status in statuses):
         print(f"{done} of {len(wanted)} runs are done already")
-    for job, status in zip(wanted, statuses, strict=True):
-        if status == "of another recipe":
-            _tell_of_departure(job)
+    in_the_way = [
+        job for job, status in zip(wanted, statuses, strict=True) if status == "of another recipe"
+    ]
+    for job in in_the_way:
+        _tell_of_departure(job)
+    if in_the_way and not missing:
+        sys.exit(2)
     if options.slurm:
         _submit(options, missing)
     else:
@@ -96,9 +101,10 @@ def main(arguments: list[str]) -> None:
 
 def _tell_of_departure(job: Job) -> None:
     departure = read_evidence(job.evidence).departures()[0]
+    folders = [job.evidence, *([job.run] if RunFolder(job.run).has_progress() else [])]
     print(
         f"{job.name}: not run, since {job.evidence} is of another recipe ({departure}); "
-        "move that folder away first",
+        f"move {' and '.join(map(str, folders))} away first",
         file=sys.stderr,
     )
 

@@ -184,4 +184,5 @@ def _loose_images(folder: Path) -> list[Skipped]:
 def _sub_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    return sorted(path for path in folders if not path.name.startswith((".", "__MACOSX")))

@@ -1,6 +1,8 @@
 """Model cards of the weights that ship: written from a run's summary, and checked against it."""
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,19 @@ def _origin(summary: dict[str, Any]) -> dict[str, str]:
     return {key: text.format(**known, **summary) for key, (_, text) in ORIGIN.items()}
 
 
+def study_name(checkpoint: Path, weights: Mapping[str, Any]) -> str:
+    """Of what is measured of weights: the experiment of their run, by its config or their card.
+
+    Of other weights the model and its iterations; `read_metadata` describes them.
+    """
+    config, card = checkpoint.with_name("config.json"), checkpoint.with_suffix(".md")
+    if config.is_file():
+        return str(json.loads(config.read_text())["experiment"])
+    if card.is_file() and (named := _named_by(_rows(card))):
+        return named[1]
+    return f"{weights['model']}_r{weights['iterations']}"
+
+
 def check_cards(files: Path, results: Path) -> list[str]:
     """Problems of the cards beside the weights in a folder: is each of the run that it names?"""
     cards = [path.with_suffix(".md") for path in sorted(files.glob("*.safetensors"))]
@@ -90,9 +105,9 @@ def check_cards(files: Path, results: Path) -> list[str]:
 def _check_card(card: Path, results: Path) -> list[str]:
     if not card.is_file():
         return ["weights must have a card beside them"]
-    rows = dict(re.findall(r"^\| (\w.*?) \| (.*) \|$", card.read_text(), re.MULTILINE))
+    rows = _rows(card)
     evidence = rows.get("evidence", "")
-    named = re.fullmatch(r"`results/([^/`]+)/(seed\d+)`", evidence.removeprefix(RUN_AGAIN))
+    named = _named_by(rows)
     if named is None:
         return [f"`evidence` must be `results/<experiment>/seed<k>`, got {evidence!r}"]
     try:
@@ -106,6 +121,16 @@ def _check_card(card: Path, results: Path) -> list[str]:
         for row, text in wanted.items()
         if not rows.get(row, "").startswith(text)
     ]
+
+
+def _rows(card: Path) -> dict[str, str]:
+    return dict(re.findall(r"^\| (\w.*?) \| (.*) \|$", card.read_text(), re.MULTILINE))
+
+
+def _named_by(rows: Mapping[str, str]) -> re.Match[str] | None:
+    """The experiment and the seed that a card names as evidence."""
+    evidence = rows.get("evidence", "").removeprefix(RUN_AGAIN)
+    return re.fullmatch(r"`results/([^/`]+)/(seed\d+)`", evidence)
 
 
 def _said_by(result: Result) -> dict[str, str]:

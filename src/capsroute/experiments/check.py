@@ -116,8 +116,9 @@ def _check_origin(record: dict[str, Any], names: Sequence[str]) -> list[str]:
     problems = [f"`{name}` is unknown" for name in names if record.get(name) is None]
     if record.get("dirty"):
         problems.append("it was made from a changed tree (`dirty`), so nobody can run it again")
-    if not re.fullmatch(r"[0-9a-f]{40}", str(record.get("commit"))):
-        problems.append(f"`commit` must be 40 hex digits, got {record.get('commit')!r}")
+    commit = record.get("commit")
+    if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", str(commit)):
+        problems.append(f"`commit` must be 40 hex digits, got {commit!r}")
     return problems
 
 

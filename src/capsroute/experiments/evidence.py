@@ -7,7 +7,7 @@ of a summary.
 import json
 import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,17 +160,6 @@ def copy_evidence(run: Path, evidence: Path, ended: str = "summary.json") -> Non
     for name in ("config.json", "metrics.jsonl", ended):
         if (run / name).is_file():  # a run may diverge before it was ever evaluated
             write_whole(evidence / name, (run / name).read_bytes())
-
-
-def study_name(source: str | Path, weights: Mapping[str, Any]) -> str:
-    """Whose weights a tool measures: a run's experiment, else the model and its iterations.
-
-    `weights` describes them, as `read_metadata` does.
-    """
-    config = Path(source).expanduser() / "config.json"
-    if config.is_file():
-        return str(json.loads(config.read_text())["experiment"])
-    return f"{weights['model']}_r{weights['iterations']}"
 
 
 def write_measurement(

@@ -146,8 +146,13 @@ def _runs(evidence: Evidence) -> str:
 def _commits(summary: dict[str, Any]) -> str:
     """The run's, and before it those of the legs that were made from others."""
     legs = [*summary.get("resumed_from", []), summary]
-    shown = [f"`{str(leg['commit'])[:8]}`{' with changes' if leg['dirty'] else ''}" for leg in legs]
-    return ", then ".join(name for name, _ in itertools.groupby(shown))
+    return ", then ".join(name for name, _ in itertools.groupby(map(_commit, legs)))
+
+
+def _commit(leg: dict[str, Any]) -> str:
+    if leg["commit"] is None:
+        return "unknown"
+    return f"`{leg['commit'][:8]}`{' with changes' if leg['dirty'] else ''}"
 
 
 def figures(measured: Measured) -> list[Figure]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from capsroute.devices import choose_device
 from capsroute.experiments.evidence import DIVERGED, copy_evidence, read_evidence
 from capsroute.experiments.presets import list_experiments, preset
 from capsroute.files import write_whole
@@ -22,7 +21,7 @@ from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.metrics import MetricsFile
-from capsroute.train.provenance import device_name, versions
+from capsroute.train.provenance import named
 from capsroute.train.reporting import Reporter
 
 Status = Literal["done", "diverged", "of another recipe", "cut", "not run"]
@@ -98,8 +97,7 @@ def reproduce(job: Job, runtime: Runtime, reporter: Reporter) -> Status:
             "experiment": job.config.experiment,
             "seed": job.config.seed,
             "error": str(error),
-            "device": device_name(choose_device(runtime.device)),
-            **versions(),
+            **named(error.origins),
         }
         write_whole(job.run / DIVERGED, (json.dumps(found, indent=1) + "\n").encode())
         copy_evidence(job.run, job.evidence, DIVERGED)

@@ -104,7 +104,7 @@ def parts(r: Tensor) -> Tensor:
 
 def share_to_nobody(r: Tensor) -> float:
     share = 1.0 - r.double().sum(dim=-1).mean().item()
-    return share if share > ROUNDING else 0.0
+    return share if share > max(ROUNDING, torch.finfo(r.dtype).eps) else 0.0
 
 
 def share_never_winning(r: Tensor) -> float:

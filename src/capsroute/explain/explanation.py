@@ -221,6 +221,7 @@ def _class_names(model: ImageClassifier) -> list[str]:
 
 
 def _class_indices(classes: Sequence[int | str], names: list[str]) -> list[int]:
+    classes = [classes] if isinstance(classes, str) else classes
     indices = [_class_index(one, names) for one in classes]
     return list(dict.fromkeys(indices))
 

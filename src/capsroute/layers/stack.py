@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from capsroute.layers.checks import check_counts
+from capsroute.layers.checks import check_choice, check_counts
 from capsroute.layers.inverted import InvertedCaps
 from capsroute.ops import schedule as schedules
 from capsroute.ops.inverted.norm import Unfinished
@@ -39,9 +39,7 @@ class CapsuleStack(nn.Module):
         check_counts(iterations=iterations)
         if not layers:
             raise ValueError("`layers` must hold one layer at least, got none")
-        if schedule not in schedules.SCHEDULES:
-            choices = " or ".join(repr(name) for name in schedules.SCHEDULES)
-            raise ValueError(f"`schedule` must be {choices}, got {schedule!r}")
+        check_choice("schedule", schedule, schedules.SCHEDULES)
         self.layers = nn.ModuleList(layers)
         self.iterations, self.schedule = iterations, schedule
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from capsroute.models.base import TASKS, ImageClassifier, Size, Task
@@ -147,7 +148,9 @@ def create_model(
         **overrides,
     }
     requested = {
-        key: value for key, value in requested.items() if value is not None or key in NORMALIZATION
+        key: _plain(value)
+        for key, value in requested.items()
+        if value is not None or key in NORMALIZATION
     }
     accepted = [*info.task_arguments, *info.options]
     for key in requested:
@@ -160,6 +163,11 @@ def create_model(
     if pretrained:
         _load_pretrained(model)
     return model
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers, such as `labels.max() + 1`, as Python's, which a saved file can hold."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _load_pretrained(model: ImageClassifier) -> None:

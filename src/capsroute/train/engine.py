@@ -25,7 +25,11 @@ LOOK_EVERY = 50  # steps between looks at the running loss
 
 
 class DivergedError(Exception):
-    """The loss, or the weights, are not finite any more."""
+    """The loss, or the weights, are not finite any more; `origins` are the run's, in order."""
+
+    def __init__(self, message: str, origins: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.origins = origins
 
 
 def train(
@@ -197,7 +201,8 @@ class _Run:
             kept = "; the last good checkpoint is kept" if self.folder.state.exists() else ""
             raise DivergedError(
                 f"loss or weights were not finite in step {min(found)}{kept} ({self.folder.path}). "
-                "Try a lower `--lr`, `--clip 1` or `--dtype float32`, in a new folder"
+                "Try a lower `--lr`, `--clip 1` or `--dtype float32`, in a new folder",
+                self.origins,
             )
         if wait or self.parts.captured is None:  # else the host is ahead of what it would count
             self.rate = self.images_seen() / max(seconds, 1e-9)

@@ -25,10 +25,9 @@ def summarize(
 ) -> dict[str, Any]:
     """summary.json; accuracies in percent, what is unknown is None.
 
-    `origins` are the run's, in order; where it was resumed elsewhere, `resumed_from` has the
-    earlier ones.
+    `origins` are the run's, in order.
     """
-    last, earlier = records[-1], origins[:-1]
+    last = records[-1]
     return {
         "experiment": config.experiment,
         "model": model.name,
@@ -45,9 +44,14 @@ def summarize(
         "images_per_second": last["images_per_second"],
         "peak_memory_mib": peak_memory_mib(device),
         "dtype": config.dtype,
-        **origins[-1],
-        **({"resumed_from": earlier} if earlier else {}),
+        **named(origins),
     }
+
+
+def named(origins: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run's last origin, and under `resumed_from` those before it, if there are any."""
+    *earlier, last = origins
+    return {**last, "resumed_from": earlier} if earlier else last
 
 
 def origin(device: torch.device) -> dict[str, Any]:

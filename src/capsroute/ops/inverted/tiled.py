@@ -5,6 +5,7 @@ parents the children are taken tile by tile, forward and backward; README.md der
 A tile is one kernel offset (y, x) and a run of child capsules, seen from every output position.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -56,7 +57,9 @@ def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
     """
     k, _, n_in, n_out, a, b = weight.shape
     batch, rows, height, width = children.shape[:4]
-    weight = weight / n_out  # not the sum over all children, which fp16 may not hold
+    # fp16 may hold neither the sum over all children nor small weights divided by all parents
+    early = 2 ** round(math.log2(n_out) / 2) if weight.dtype == torch.float16 else 1
+    weight = weight / early if early > 1 else weight
     x = children.reshape(batch * rows, height, width, n_in * a)  # channels last, as it likes them
     if k == height == width == 1:
         kernel = weight[0, 0].permute(0, 2, 1, 3).reshape(n_in * a, n_out * b)
@@ -65,7 +68,7 @@ def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
         kernel = weight.permute(3, 5, 2, 4, 0, 1).reshape(n_out * b, n_in * a, k, k).contiguous()
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride).permute(0, 2, 3, 1)
     y = y.reshape(batch, rows, *y.shape[1:3], n_out, b).permute(0, 2, 3, 4, 1, 5)
-    return y.flatten(-2)
+    return y.flatten(-2) / (n_out / early)
 
 
 class _Tile(NamedTuple):
