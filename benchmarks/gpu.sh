@@ -24,6 +24,6 @@ bench inverted_matrix_multimnist cnn_multimnist --modes train
 python3 benchmarks/generator.py cuda > "$out/generator_gpu.json" || echo "FAILED: generator"
 python3 benchmarks/memory.py > "$out/memory.csv" || echo "FAILED: memory"
 bench $resnet:2,4 --modes train --reference --repeats 20
-bench $resnet:2 --backbone timm/resnet50 --image-size 224
 bench $resnet:1,3,4,5 --modes infer
 bench $resnet:1,3,5 --modes train --reference --repeats 20
+bench $resnet:2 --backbone timm/resnet50 --image-size 224

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+ENVIRONMENT["PYTHONFAULTHANDLER"] = "1"  # a process that aborts says where
 TIMES = ("seconds", "images_per_second")
 
 
