@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from capsroute.experiments.cards import study_name
 from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS
 from capsroute.explain.deletion import Deletion
 from capsroute.models.pretrained import pretrained_path
@@ -55,7 +56,8 @@ def test_the_table_is_made_from_the_files():
 
 
 def deletion(part):
-    path = DELETION / f"inverted_resnet_cifar10_r2_{part}.json"
+    shipped = pretrained_path("inverted_resnet_cifar10")
+    path = DELETION / f"{study_name(shipped, read_metadata(shipped))}_{part}.json"
     return json.loads(path.read_text())
 
 

@@ -125,6 +125,6 @@ def test_iterations_are_checked(bad):
 
 def test_schedule_is_checked():
     with pytest.raises(
-        ValueError, match="`schedule` must be 'concurrent' or 'sequential', got 'x'"
+        ValueError, match="`schedule` must be one of 'concurrent', 'sequential', got 'x'"
     ):
         CapsuleStack([LinearCaps(2, 2, 4)], iterations=1, schedule="x")
