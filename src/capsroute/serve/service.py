@@ -26,7 +26,7 @@ from capsroute.serve.uploads import RefusedError
 DECODING_THREADS = 2  # each holds one picture's pixels
 # pictures with no more than both are decoded with their batch, one after the other: twice as fast
 SMALL_PIXELS = 128 * 128
-SMALL_BYTES = 4 * 2**10  # opened in some 10 ms at worst, whatever is in them
+SMALL_BYTES = 4 * 2**10  # too few for a header that takes long to open
 WARM_UP_SECONDS = 1.0
 DIGITS = [str(digit) for digit in range(10)]
 

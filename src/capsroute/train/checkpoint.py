@@ -45,11 +45,13 @@ class RunFolder:
         if self.config.exists():
             different = differences(config, read_json(self.config))
             if different and self.has_progress():
-                length = different[0].startswith(("`epochs`", "`steps`"))
-                start = f", and `--pretrained {self.path}` to start from its weights"
+                longer = different[0].startswith(("`epochs`", "`steps`"))
+                hint = (
+                    f", and `--pretrained {self.path}` to start from its weights" if longer else ""
+                )
                 raise ValueError(
                     f"`out` must be a new folder or this run's, got {self.path}, which holds "
-                    f"another run: {different[0]}; choose a folder with --out{start * length}"
+                    f"another run: {different[0]}; choose a folder with --out{hint}"
                 )
             return
         if self.path.exists() and any(path.suffix != ".tmp" for path in self.path.iterdir()):

@@ -191,17 +191,9 @@ class _TiledGradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        grad_poses: Tensor,
-        children: Tensor,
-        weight: Tensor,
-        parents: Tensor,
-        stride: int,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        with own_precision(children):  # backward() may be called within autocast
-            return _gradients(grad_poses, children, weight, parents, stride, scale)
+    def forward(ctx: Any, grad_poses: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with own_precision(grad_poses):  # backward() may be called within autocast
+            return _gradients(grad_poses, *inputs)
 
     backward = staticmethod(refuse)
 
