@@ -178,6 +178,8 @@ def fast_cifar10() -> Config:
 
     Chosen on a fifth of the training images, held back (results/tuning): of what was tried,
     CutMix of every other image gained most; no weight decay of what routes gained, too.
+    `capsroute reproduce fast_cifar10 --seeds 0 1 2`: 95.78 ± 0.15 % at the last epoch, after 192 s
+    and, where it had to compile first, 263 s (results/fast_cifar10).
     """
     return _fast("cifar10", epochs=190)
 
@@ -187,6 +189,8 @@ def fast_cifar100() -> Config:
     """Our own recipe for the paper's best model on CIFAR-100, meant for eight minutes on an H200.
 
     That of fast_cifar10, for longer; nothing was tried on CIFAR-100.
+    `capsroute reproduce fast_cifar100 --seeds 0 1 2`: 78.12 ± 0.22 % at the last epoch, after 364
+    to 383 s and, where it had to compile first, 453 s (results/fast_cifar100).
     """
     return _fast("cifar100", epochs=300)
 
