@@ -90,6 +90,16 @@ def check_operators():
     torch.library.opcheck(kernels.norm_by_rows_backward, arguments, test_utils=without)
 
 
+def check_strides():
+    """Poses and what the norm has learned may lie anywhere, as columns of a matrix do."""
+    poses, norm, rows, cotangent = tensors(*TINY["3×3"], torch.float32, 0, "cpu")
+    apart = Norm(*(torch.stack([x, x + 1], 1)[:, 0] for x in (norm.weight, norm.bias)), norm.eps)
+    strided = torch.stack([poses, poses + 1], -1)[..., 0]
+    got = run(by_kernel, strided, apart, rows, cotangent)
+    for one, other in zip(got, run(by_kernel, poses, norm, rows, cotangent), strict=True):
+        assert torch.equal(one, other)
+
+
 def check_first_step():
     """A first step finishes its children by one kernel, and gives what it gives after that."""
     from unittest import mock
@@ -119,6 +129,7 @@ def check_first_step():
 
 if __name__ == "__main__":
     check_operators()
+    check_strides()
     check_first_step()
     poison_allocations()
     geometry.multiprocessors = lambda device: 1  # so that programs get several tiles

@@ -106,6 +106,21 @@ def check_chunks():
     return all(good)
 
 
+def check_reads(shapes):
+    """Nothing outside the children is read, though the last stack is not full of them."""
+    from capsroute.ops.inverted.triton.geometry import Geometry
+    from capsroute.ops.inverted.triton.operators import inverted_backward
+    from capsroute.ops.inverted.triton.tile import Tile
+
+    (children, weight, parents, cotangent), stride, scale = cases.layer(shapes, torch.float32, 0)
+    numbers = (weight.shape[0], weight.shape[4], stride)
+    packed = Tile.of(Geometry.of(children, parents, *numbers)).pack(weight)
+    within = torch.full((2 * children.numel(),), float("nan"))[: children.numel()]
+    within = within.view(children.shape).copy_(children)  # and NaN after it
+    gradients = inverted_backward(cotangent, within, packed, parents, *numbers, scale)
+    assert all(gradient.isfinite().all() for gradient in gradients), shapes
+
+
 def check_groups():
     """Large poses in fp32 with four children a program, of nine, and tiles of different sizes."""
     from capsroute.ops.inverted.triton import tuning
@@ -122,6 +137,9 @@ def main():
     check_refusal(cases.TINY["conv 2×2, stride 2"])
     check_one_graph(cases.TINY["linear 6×6"])
     check_one_graph(cases.TINY["linear vector"])
+    check_reads(((2, 4, 3, 3, 64), (3, 3, 3, 4, 8, 8), 1))
+    check_reads(((2, 1, 1, 6, 16), (1, 1, 6, 4, 4, 4), 1))
+    check_reads(((2, 1, 1, 12, 4), (1, 1, 12, 4, 2, 2), 1))
     poison_allocations()
     good = [check_errors(name, dtype) for name, dtype in itertools.product(cases.TINY, DTYPES)]
     good.append(check_chunks())

@@ -210,12 +210,15 @@ def load_stack(
     A_PAD: tl.constexpr,
     WIDTH: tl.constexpr = 16,
 ):
-    """(rows, WIDTH): row `r` of the poses of a stack's children, side by side, zero if padded."""
+    """(rows, WIDTH): row `r` of the poses of a stack's children, side by side, zero if padded.
+
+    Whole stacks decide what is masked, since the last one may end in a half without a child.
+    """
     k = tl.arange(0, WIDTH)
     child = stack * (WIDTH // A_PAD) + k // A_PAD
     column = child_offset(child, width, N_IN, K, R * A) + k % A_PAD
     at = children + (corner + r * A)[:, None] + column[None, :]
-    if R == R_PAD and A == A_PAD and (K * K * N_IN) % (WIDTH // A_PAD) == 0:
+    if R == R_PAD and A == A_PAD and (K * K * N_IN) % (16 // A_PAD) == 0:
         return tl.load(at)
     real = (k % A_PAD < A) & (child < K * K * N_IN)
     return tl.load(at, mask=(r < R)[:, None] & real[None, :], other=0.0)
