@@ -299,6 +299,12 @@ def bad_calls():
             weight.double(),
             {},
         ),
+        "weight` must be on cpu as the children are, got meta": (children, weight.to("meta"), {}),
+        "parents` must be on cpu as the children are, got meta": (
+            children,
+            weight,
+            {"parents": torch.zeros(2, 3, 3, 2, 4, device="meta")},
+        ),
         "scale` must be a number, got a Tensor": (children, weight, {"scale": torch.ones(())}),
         "impl` must be one of": (children, weight, {"impl": "fastest"}),
     }

@@ -36,6 +36,8 @@ def test_what_does_not_fit_is_refused(impl, monkeypatch):
         first_step(children, torch.randn(48, 5, 4, 4), stride=2, impl=impl)
     with pytest.raises(TypeError, match=r"`weight` must be torch.float32 as .* got torch.float16"):
         first_step(children, torch.randn(3, 3, 3, 5, 4, 4).half(), impl=impl)
+    with pytest.raises(ValueError, match="`weight` must be on cpu as the children are, got meta"):
+        first_step(children, torch.randn(3, 3, 3, 5, 4, 4, device="meta"), impl=impl)
     short = children._replace(norm=Norm(torch.ones(9), torch.zeros(9), 1e-5))
     with pytest.raises(ValueError, match="norm over poses of 16 elements, got one over 9"):
         first_step(short, torch.randn(3, 3, 3, 5, 4, 4), impl=impl)

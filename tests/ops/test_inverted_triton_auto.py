@@ -66,6 +66,14 @@ def test_older_cards_route_in_tiles(monkeypatch, capability, reason):
     assert kernels._missing("cuda", 0) == reason
 
 
+def test_rocm_routes_in_tiles(monkeypatch):
+    """Its devices are called cuda too, and nobody has run the kernels there."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert kernels._missing("cuda", 0) == "the kernels need CUDA, not ROCm"
+
+
 def test_the_choice_is_logged_once_for_each_reason(tensors, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, logger="capsroute")
     children, weight, parents = tensors

@@ -1,7 +1,9 @@
 """The Triton kernels compiled ahead of time: no GPU is needed, none is used."""
 
+import contextlib
 import itertools
 import os
+import re
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ triton = pytest.importorskip("triton")
 import triton_compiler  # noqa: E402
 
 from capsroute.ops.inverted import triton as kernels  # noqa: E402
-from capsroute.ops.inverted.triton import tuning  # noqa: E402
+from capsroute.ops.inverted.triton import geometry, tuning  # noqa: E402
 from capsroute.ops.inverted.triton.fold import least_padding  # noqa: E402
 from capsroute.ops.inverted.triton.forward import vote_precision  # noqa: E402
 from capsroute.ops.inverted.triton.geometry import Geometry, power_of_two  # noqa: E402
@@ -140,6 +142,35 @@ def test_fp32_votes_keep_their_bits(dtype, precision):
     assert vote_precision(dtype) == precision
 
 
+def test_nan_is_nobodys_smallest_share():
+    """A `max` that prefers numbers to NaN would hide a parent that has diverged, in fp32."""
+    clamps = []
+    for name in ("odd small", "odd large"):
+        for _, _, compiled in compile_step(name, torch.float32, 90):
+            clamps += re.findall(r"(max\S*)\s.*0fC3480000", compiled.asm["ptx"])  # −200
+    assert set(clamps) == {"max.NaN.f32"}
+
+
+def test_kernels_run_where_their_tensors_are(monkeypatch):
+    """Triton launches on the current device, whatever the tensors' own."""
+    current = []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda **arguments: launched.append((grid, *current))
+
+    launched = []
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    geometry.launch(Kernel(), (3,), size=2, out=torch.empty(2, device="meta"))
+    assert launched == [((3,), torch.device("meta"))]
+
+
 @pytest.mark.parametrize(
     ("megabytes", "lengths"), [(1 << 20, [72]), (128, [36, 36]), (64, [18] * 4), (1, [1] * 72)]
 )
@@ -175,8 +206,15 @@ def test_what_the_kernels_cannot_take_is_said():
         ((2**19, 1, 1, 2**10, 4), (1, 1, 2**10, 2, 2, 2), "2³¹ elements"),
         ((2**19 - 1, 1, 1, 2**10, 4), (1, 1, 2**10, 2, 2, 2), None),
         ((1, 1, 1, 2**17, 16), (1, 1, 2**17, 2**10, 4, 4), "2³¹ elements"),
-        ((2**26, 1, 1, 1, 4), (1, 1, 1, 5, 2, 2), "2³¹ elements"),  # 5 parents are padded to 8
-        ((2**26, 1, 1, 1, 4), (1, 1, 1, 4, 2, 2), None),
+        ((2**25, 1, 1, 1, 16), (1, 1, 1, 1, 4, 4), "2³¹ elements"),  # 1 parent is padded to 4
+        ((2**25 - 1, 1, 1, 1, 16), (1, 1, 1, 1, 4, 4), None),
+        ((2**26, 1, 1, 1, 4), (1, 1, 1, 4, 2, 2), "2³¹ elements"),  # 4 parents are padded to 8
+        ((2**26 - 1, 1, 1, 1, 4), (1, 1, 1, 4, 2, 2), None),
+        ((2**26, 1, 1, 1, 1), (1, 1, 1, 4, 1, 1), "2³¹ elements"),  # of r and slopes
+        ((2**26 - 1, 1, 1, 1, 1), (1, 1, 1, 4, 1, 1), None),
+        ((2, 1, 1, 2**16, 16), (1, 1, 2**16, 2, 16, 8), "65536 children"),
+        ((2, 1, 1, 2**16 - 1, 16), (1, 1, 2**16 - 1, 2, 16, 8), None),
+        ((2, 1, 1, 2**16, 16), (1, 1, 2**16, 2, 4, 4), None),  # stacks of them share a program
     ],
 )
 def test_how_large_the_tensors_may_be(children, weight, reason):

@@ -80,6 +80,7 @@ def routing_step(
         The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
     """
     _check_dtypes(children=children, weight=weight, parents=parents)
+    _check_devices(children, weight=weight, parents=parents)
     check_scale(scale)
     linear = check_shapes(
         children.shape, weight.shape, None if parents is None else parents.shape, stride
@@ -118,6 +119,7 @@ def first_step(
     linear = weight.ndim == 4
     shape = children.poses.shape
     _check_dtypes(children=children.poses, weight=weight)
+    _check_devices(children.poses, weight=weight)
     check_shapes(
         (shape[0], shape[1:4].numel(), shape[4]) if linear else shape, weight.shape, None, stride
     )
@@ -238,6 +240,14 @@ def _check_dtypes(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise TypeError(f"`{name}` must be a floating-point tensor, got {tensor.dtype}")
+
+
+def _check_devices(children: Tensor, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != children.device:
+            raise ValueError(
+                f"`{name}` must be on {children.device} as the children are, got {tensor.device}"
+            )
 
 
 def check_scale(scale: float | None) -> None:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from capsroute.ops.inverted.norm import Unfinished
-from capsroute.ops.inverted.triton.geometry import power_of_two
+from capsroute.ops.inverted.triton.geometry import (
+    fits_accumulator,
+    padded_columns,
+    power_of_two,
+)
 from capsroute.ops.tracing import constant_while_tracing
 
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
 MOST_PARENTS = 1024  # they compete within one program
+MOST_CHILDREN = 2**16 - 1  # of a window, with large poses: CUDA's second axis of programs
 LARGEST_INDEX = 2**31
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -28,12 +33,17 @@ def supported(children: Tensor, weight: Tensor) -> str | None:
         return f"a transform of {a}×{b} is larger than {LARGEST_SIDE}×{LARGEST_SIDE}"
     if n_out > MOST_PARENTS:
         return f"{n_out} parents are more than {MOST_PARENTS}"
-    padded = power_of_two(max(4, n_out)) * power_of_two(children.shape[-1] // a) * power_of_two(b)
-    parents = children.shape[:-2].numel() * padded  # at most: the convolution may have a stride
-    if max(children.numel(), weight.numel(), parents) >= LARGEST_INDEX:
-        return "a tensor has 2³¹ elements or more"
     if min(children.numel(), weight.numel()) == 0:
         return "a tensor is empty"
+    rows, window = children.shape[-1] // a, weight.shape[:-3].numel()
+    columns = padded_columns(n_out, b)
+    # at most: the convolution may have a stride. q and g by columns, or r and slopes
+    parents = max(columns * power_of_two(rows), 2 * columns // power_of_two(b))
+    parents *= children.shape[:-2].numel()
+    if max(children.numel(), weight.numel(), parents) >= LARGEST_INDEX:
+        return "a tensor has 2³¹ elements or more"
+    if window > MOST_CHILDREN and not fits_accumulator(rows, a, b, n_out):
+        return f"{window} children of a parent with large poses are more than {MOST_CHILDREN}"
     return _missing(children.device.type, children.device.index)
 
 
@@ -60,6 +70,8 @@ def _missing(device: str, index: int | None) -> str | None:
         return None
     if device != "cuda":
         return f"the kernels need a CUDA device, not {device}"
+    if torch.version.hip is not None:  # whose devices are called cuda too
+        return "the kernels need CUDA, not ROCm"
     major, minor = torch.cuda.get_device_capability(index)
     if major < 8:
         return f"the kernels need compute capability 8.0 or newer, not {major}.{minor}"

@@ -31,7 +31,8 @@ def softmax(x, TYPE: tl.constexpr):
     """Over the last axis. The hardware's exponential rounds x · log₂e: for fp32, put that back."""
     largest = tl.max(x, axis=1)[:, None]
     if tl.float32 == TYPE:
-        x = tl.maximum(x - largest, -200.0)  # e⁻²⁰⁰ is zero, and infinity has no remainder
+        # e⁻²⁰⁰ is zero, and infinity has no remainder; NaN stays, as everyone's softmax has it
+        x = tl.maximum(x - largest, -200.0, propagate_nan=tl.PropagateNan.ALL)
         y = x * 1.4426950408889634
         rest = tl.fma(x, 1.4426950216293335, -y) + x * 1.9259629911266175e-8
         x = tl.exp2(y) * (1.0 + rest * 0.6931471805599453)

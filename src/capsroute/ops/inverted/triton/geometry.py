@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SMALL_SIDE = 8  # of a pose
+MOST_COLUMNS = 1024  # of an accumulator: eight warps side by side
+
 
 def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
@@ -14,6 +17,16 @@ def power_of_two(n: int) -> int:
 
 def ceil_div(n: int, by: int) -> int:
     return -(-n // by)
+
+
+def padded_columns(n_out: int, b: int) -> int:
+    """Columns of an accumulator that holds the votes for every parent (tile.py)."""
+    return max(16, power_of_two(b) * max(4, power_of_two(n_out)))
+
+
+def fits_accumulator(rows: int, a: int, b: int, n_out: int) -> bool:
+    """Whether the poses are small: tile.py has their kernels, large.py those of all others."""
+    return max(rows, a, b) <= SMALL_SIDE and padded_columns(n_out, b) <= MOST_COLUMNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +92,12 @@ class Geometry:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    """Run a kernel. Tests replace this with a compiler, which needs no GPU."""
-    kernel[grid](**arguments)
+    """Run a kernel where its tensors are: triton alone would take the current device.
+
+    Tests replace this with a compiler, which needs no GPU.
+    """
+    with torch.cuda.device_of(next(x for x in arguments.values() if isinstance(x, Tensor))):
+        kernel[grid](**arguments)
 
 
 @functools.cache

@@ -19,7 +19,8 @@ TILE = 4096  # elements that a program adds: few enough to be loaded all at once
 def add_kernel(buffers, out, size, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """(SPLITS, size) -> (size,), in the dtype of `out`."""
     row = tl.arange(0, ROWS)[:, None]
-    column = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    # a packed weight may have 2³¹ elements where the weight itself has fewer
+    column = (tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     at = tl.cast(row, tl.int64) * size + column
     terms = tl.load(buffers + at, mask=(row < SPLITS) & (column < size), other=0.0)
     total = tl.sum(terms, axis=0)[None, :]

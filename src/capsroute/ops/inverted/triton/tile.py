@@ -29,19 +29,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from capsroute.ops.inverted.triton.common import child_offset
-from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, power_of_two
+from capsroute.ops.inverted.triton.geometry import (
+    Geometry,
+    ceil_div,
+    fits_accumulator,
+    padded_columns,
+    power_of_two,
+)
 
 STACK = 16  # the least inner size of a product
 HALF = 8  # its least number of columns
 WARP_COLUMNS = 128  # of an accumulator with 16 rows, 64 registers of every thread
-SMALL_SIDE = 8
-MOST_COLUMNS = 1024  # eight warps side by side
 
 
 def is_small(sizes: Geometry) -> bool:
     """Whether every parent's votes for some positions fit into one accumulator."""
-    small = max(sizes.rows, sizes.a, sizes.b) <= SMALL_SIDE
-    return small and Tile.of(sizes).columns <= MOST_COLUMNS
+    return fits_accumulator(sizes.rows, sizes.a, sizes.b, sizes.n_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Tile:
     @classmethod
     def of(cls, sizes: Geometry) -> "Tile":
         r_pad, a_pad, b_pad = (power_of_two(n) for n in (sizes.rows, sizes.a, sizes.b))
-        columns = max(16, b_pad * max(4, power_of_two(sizes.n_out)))
+        columns = padded_columns(sizes.n_out, sizes.b)
         rows = 64 if columns <= 2 * WARP_COLUMNS else 16
         return cls(rows, columns, r_pad, a_pad, b_pad, sizes.window)
 
