@@ -11,7 +11,7 @@ from PIL import Image
 from capsroute.bench import Case, Row, Timing, append_row
 from capsroute.experiments.check import WEIGHTS, check, check_markers
 from capsroute.experiments.costs import Costs
-from capsroute.experiments.evidence import Spread, read_all
+from capsroute.experiments.evidence import Spread, read_all, read_evidence
 from capsroute.experiments.figures import drawn_from
 from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.presets import preset
@@ -274,6 +274,7 @@ def repeat_lines(path):
         ("inverted_resnet_cifar10_r2 test_accuracy_best seed1 -->94.80", None),
         ("inverted_resnet_cifar10_r2 params mean -->1,828,817", None),
         ("inverted_resnet_cifar10_r2 train_minutes mean -->0.15", None),
+        ("inverted_resnet_cifar10_r2 epoch_seconds mean -->0.026", None),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.7", "94.5 in the results, 94.7"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->95", "94 in the results, 95"),
         ("inverted_resnet_cifar10_r2 test_accuracy_best seed9 -->94.8", "no such results"),
@@ -299,6 +300,18 @@ def test_numbers_in_a_page(results, tmp_path, text, problem):
     found = check_markers(page, Measured(read_all(results), Costs(tmp_path, {})), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]
+
+
+def test_what_an_epoch_takes_leaves_compiling_out(tmp_path):
+    """And a break, which made one epoch longer."""
+    folder = write_evidence(tmp_path, "fast_cifar10", [94.0, 95.5, 95.0])
+    usual = read_evidence(folder).number("epoch_seconds")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert usual == pytest.approx(records[0]["seconds"])
+    for index, record in enumerate(records):
+        record["seconds"] += 60.0 if index < 2 else 90.0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert read_evidence(folder).number("epoch_seconds") == pytest.approx(usual)
 
 
 def test_the_mean_of_the_seeds_that_did_not_diverge_is_no_number_for_a_page(results, tmp_path):

@@ -9,6 +9,7 @@ import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,18 @@ class Result:
         return seed_of(self.folder)
 
     def number(self, field: str) -> float | None:
-        """A field of the summary, or `train_minutes`."""
+        """A field of the summary, `train_minutes` or `epoch_seconds`."""
         if field == "train_minutes":
             return self.summary["train_seconds"] / 60
+        if field == "epoch_seconds":
+            return self.epoch_seconds()
         return self.summary[field]
+
+    def epoch_seconds(self) -> float | None:
+        """Of training, the median between evaluations; so without what compiling takes."""
+        pairs = list(pairwise(self.metrics))
+        seconds = [(b["seconds"] - a["seconds"]) / (b["epoch"] - a["epoch"]) for a, b in pairs]
+        return statistics.median(seconds) if seconds else None
 
     def departures(self) -> list[str]:
         return departures(self.config)
