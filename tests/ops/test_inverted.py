@@ -283,6 +283,7 @@ def bad_calls():
         "children` must be a floating": (children.long(), weight, {}),
         "children` must have shape": (children[0], weight, {}),
         "weight` must have shape": (children, weight[0], {}),
+        "weight` must not be empty": (children[..., :0, :], weight[:, :, :0], {}),
         "children` must have 3 capsules": (children[..., :2, :], weight, {}),
         "for vector poses": (children, weight[..., :1], {}),
         "stride` must be at least 1": (children, weight, {"stride": 0}),

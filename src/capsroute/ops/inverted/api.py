@@ -279,6 +279,8 @@ def check_shapes(
         )
     n_in, n_out, a, b = weight[-4:]
     d = children[-1]
+    if 0 in weight:
+        raise ValueError(f"`weight` must not be empty, got shape {tuple(weight)}")
     if children[-2] != n_in:
         raise ValueError(
             f"`children` must have {n_in} capsules to fit `weight`, got {children[-2]}"
