@@ -83,6 +83,11 @@ class TrainBatches:
         position = step % self.steps_per_epoch
         return min(self.batch_size, len(self.split) - position * self.batch_size)
 
+    def images_before(self, step: int) -> int:
+        """Images in all batches before `step`, over all processes."""
+        epochs, position = divmod(step, self.steps_per_epoch)
+        return epochs * len(self.split) + position * self.batch_size
+
     def is_whole(self, size: int) -> bool:
         """Whether a batch of so many images is no shorter than the others."""
         return size == self.global_size(0)

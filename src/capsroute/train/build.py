@@ -24,7 +24,7 @@ from capsroute.train.distributed import Processes
 from capsroute.train.held_out import HeldOut
 from capsroute.train.optim import learning_rate
 from capsroute.train.reporting import Reporter
-from capsroute.train.step import Moment, TrainStep, loss_name
+from capsroute.train.step import Moment, TrainStep, loss_name, run_step
 
 # A step has hundreds of small kernels: those that can run side by side become one, some 5 % of a
 # step. To time each with several shapes of its blocks (max_autotune_pointwise) gains no more on top
@@ -60,13 +60,14 @@ class Equipment:
     """What a run works with."""
 
     model: ImageClassifier
-    make_batches: Callable[[Processes], TrainBatches]
     batches: TrainBatches
     """This process's."""
     steps: int
     moment: Callable[[int], Moment]
     train_step: TrainStep
     captured: CapturedSteps | None
+    uncaptured: Callable[[int], None]
+    """Runs a step where none is captured."""
     held_out: dict[str, HeldOut | None]
     resolved: dict[str, Any]
     """What became of the choices that config and runtime leave open."""
@@ -103,15 +104,17 @@ def assemble(
     wrapped = wrap(model, job, runtime, config)
     train_step = TrainStep(wrapped, model, config, job.world, compile_part)
     graphs, captured = None, None
-    if (uncaptured := capture_note(batches.split, job, runtime)) is None:
+    if (why_uncaptured := capture_note(batches.split, job, runtime)) is None:
         graphs, render = Graphs(job.device), compile_part(batches.render)
         captured = CapturedSteps(graphs, batches, render, train_step, moment, steps)
+    everyones = partial(make_batches, Processes(0, 1, job.device))
+    uncaptured = partial(run_step, train_step, batches, everyones, moment)
     measuring = train_step, config, job, graphs, compile_part
     held_out = {
         name: None if split is None else HeldOut(split, *measuring)
         for name, split in (("val", dataset.validation), ("test", dataset.test))
     }
-    for note in (batch_size_note(config, batches), uncaptured, batch_norm_note(model, job)):
+    for note in (batch_size_note(config, batches), why_uncaptured, batch_norm_note(model, job)):
         if note:
             tell(note)
     resolved = {
@@ -124,7 +127,7 @@ def assemble(
         "processes": job.world,
     }
     return Equipment(
-        model, make_batches, batches, steps, moment, train_step, captured, held_out, resolved
+        model, batches, steps, moment, train_step, captured, uncaptured, held_out, resolved
     )
 
 

@@ -1,6 +1,5 @@
 """Training, straight down: build, resume, loop, evaluate, save. The folder is the run."""
 
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from capsroute.train.checkpoint import RunFolder, restore_rng, rng_state
 from capsroute.train.config import Config
 from capsroute.train.data_record import check_data, check_listing, record_data, unknown_images_note
 from capsroute.train.distributed import Processes, processes
-from capsroute.train.interruption import Interrupted, Stop, stop_signals
+from capsroute.train.interruption import Stop, stop_signals
 from capsroute.train.log import RunLog
 from capsroute.train.metrics import Glance, averages
 from capsroute.train.provenance import origin, summarize
@@ -89,7 +88,7 @@ class _Run:
     ) -> None:
         self.config, self.folder, self.log, self.reporter = config, folder, log, reporter
         self.parts, self.job, self.stop = parts, job, stop
-        self.model, self.train_step, self.batches = parts.model, parts.train_step, parts.batches
+        self.model, self.train_step = parts.model, parts.train_step
         self.steps, self.epoch_steps = parts.steps, parts.batches.steps_per_epoch
         self.glance, self.rate = Glance(), 0.0
         self.step, self.seconds = 0, 0.0
@@ -130,19 +129,23 @@ class _Run:
             self.evaluate()
         started = time.perf_counter()
         while self.step < self.steps:
-            self.one_step()
+            (self.parts.captured or self.parts.uncaptured)(self.step)
+            self.step += 1
+            self.stop.idle_since = None
             self.reporter.step(self.step)
             last = self.step == self.steps
             stopping = self.must_stop(self.step)
             self.evaluation_due = last or self.step % eval_every == 0
             save = last or stopping or self.step % checkpoint_every == 0
             if save or self.evaluation_due:
-                self.seconds += self.clock(started)
+                if self.job.device.type == "cuda":  # its work counts too
+                    torch.cuda.synchronize(self.job.device)
+                self.seconds += time.perf_counter() - started
                 self.look(self.seconds)
                 if save:  # first: an evaluation may take longer than a run has left
                     self.save(rng_state(self.job.device))
                 if stopping:
-                    raise self.interrupted()
+                    raise self.stop.interrupted(self.step)
                 if self.evaluation_due:
                     self.evaluate()
                 started = time.perf_counter()
@@ -158,31 +161,6 @@ class _Run:
         """
         agree_every = 10 if self.job.world > 1 and self.job.device.type == "cuda" else 1
         return count % agree_every == 0 and self.job.any(bool(self.stop.received))
-
-    def interrupted(self) -> Interrupted:
-        received = self.stop.received  # of other processes, if not here
-        return Interrupted(received[0] if received else signal.SIGTERM, self.step)
-
-    def one_step(self) -> None:
-        (self.parts.captured or self.uncaptured_step)(self.step)
-        self.step += 1
-        self.stop.idle_since = None
-
-    def uncaptured_step(self, step: int) -> None:
-        images, targets = self.batches.batch(step)
-        size = self.batches.global_size(step)
-        share = len(images) / size
-        if share == 0.0:  # a last batch smaller than the job: go along with weight zero
-            everyones = self.parts.make_batches(Processes(0, 1, self.job.device))
-            images, targets = (part[:1] for part in everyones.batch(step))
-        moment, whole = self.parts.moment(step), self.batches.is_whole(size)
-        self.train_step(images, targets, share, moment, whole)
-
-    def clock(self, started: float) -> float:
-        """Seconds since `started`, the device's work included."""
-        if self.job.device.type == "cuda":
-            torch.cuda.synchronize(self.job.device)
-        return time.perf_counter() - started
 
     def look(self, seconds: float, wait: bool = True) -> None:
         """Show the running averages; stop if loss or weights are not finite in any process.
@@ -205,13 +183,8 @@ class _Run:
                 self.origins,
             )
         if wait or self.parts.captured is None:  # else the host is ahead of what it would count
-            self.rate = self.images_seen() / max(seconds, 1e-9)
+            self.rate = self.parts.batches.images_before(self.step) / max(seconds, 1e-9)
         self.reporter.progress(self.step, *averages(*sums), self.rate)
-
-    def images_seen(self) -> int:
-        epochs, rest = divmod(self.step, self.epoch_steps)
-        size = len(self.batches.split)
-        return epochs * size + min(rest * self.config.batch_size, size)
 
     def evaluate(self) -> None:
         """Measure, write a line of metrics, draw the curves, start the averages anew.
@@ -234,9 +207,10 @@ class _Run:
             if measured is None:
                 if self.saved_step != self.step:
                     self.save(rng)
-                raise self.interrupted()
+                raise self.stop.interrupted(self.step)
             record |= {f"{name}_loss": measured[0], f"{name}_accuracy": measured[1]}
-        record |= {"seconds": self.seconds, "images_per_second": self.images_seen() / self.seconds}
+        rate = self.parts.batches.images_before(self.step) / self.seconds
+        record |= {"seconds": self.seconds, "images_per_second": rate}
         totals.sums.zero_()
         self.evaluation_due = False
         self.reporter.evaluated(record)
@@ -248,9 +222,8 @@ class _Run:
         everyones = self.job.gather(rng)
         totals = self.job.sum(self.train_step.totals.sums.clone())
         if self.job.first:
-            position = {"step": self.step, "evaluation_due": self.evaluation_due}
-            so_far = {"seconds": self.seconds, "rng": everyones, "totals": totals}
-            so_far["origins"] = self.origins
+            position = {"step": self.step, "evaluation_due": self.evaluation_due, "rng": everyones}
+            so_far = {"seconds": self.seconds, "totals": totals, "origins": self.origins}
             self.folder.save_state(self.train_step.state_dict() | position | so_far)
             save_model(self.model, self.folder.model, weights=self.train_step.weights())
         self.saved_step = self.step

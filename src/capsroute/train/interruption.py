@@ -28,6 +28,10 @@ class Stop:
     idle_since: int | None = None
     """The step that a run began or resumed with, while there is nothing after it to save."""
 
+    def interrupted(self, step: int) -> Interrupted:
+        """By the first signal; if none came here, then to another process of the job."""
+        return Interrupted(self.received[0] if self.received else signal.SIGTERM, step)
+
 
 @contextmanager
 def stop_signals(tell: Callable[[int], None] = lambda signum: None) -> Iterator[Stop]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from capsroute import losses
+from capsroute.data import TrainBatches
 from capsroute.models.base import ImageClassifier
 from capsroute.train.config import Config, OptimConfig
 from capsroute.train.metrics import Totals, correct
@@ -223,3 +224,19 @@ class TrainStep:
         if self.average is not None:
             for key, value in state["average"].items():
                 self.average.values[key].copy_(value)
+
+
+def run_step(
+    train_step: TrainStep,
+    batches: TrainBatches,
+    everyones: Callable[[], TrainBatches],
+    moment: Callable[[int], Moment],
+    step: int,
+) -> None:
+    """Step number `step` of a run, on this process's share of its batch."""
+    images, targets = batches.batch(step)
+    size = batches.global_size(step)
+    share = len(images) / size
+    if share == 0.0:  # a last batch smaller than the job: go along with weight zero
+        images, targets = (part[:1] for part in everyones().batch(step))
+    train_step(images, targets, share, moment(step), batches.is_whole(size))
