@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from capsroute.data.decoding import to_mode
+from capsroute.data.decoding import fitted
 from capsroute.devices import choose_device
 from capsroute.export import load_exported
 from capsroute.models.base import THRESHOLD, ImageClassifier
@@ -143,12 +143,7 @@ class Predictor:
                 "pictures have 1 (grey) or 3 (colour)"
             )
         height, width = self.description.resize or self.image_size
-        side = 2 * max(height, width)
-        image.draft(None, (side, side))
-        upright = ImageOps.exif_transpose(image)
-        coloured = to_mode(upright, "L" if self.in_channels == 1 else "RGB")
-        fitted = ImageOps.fit(coloured, (width, height), Image.Resampling.BILINEAR)
-        pixels = np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1)
+        pixels = fitted(image, (height, width), self.in_channels)
         rows, columns = self.image_size
         top, left = (height - rows) // 2, (width - columns) // 2
         cut = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)

@@ -37,18 +37,21 @@ def why_unreadable(error: Exception) -> str:
 
 def decode(path: Path, image_size: tuple[int, int], channels: int) -> np.ndarray:
     """The image as uint8 `(channels, height, width)`."""
-    height, width = image_size
     with open_image(path) as file:
-        # lets a JPEG decode at a fraction of its size, still no smaller than what is needed
-        file.draft(None, (2 * max(image_size), 2 * max(image_size)))
-        image = ImageOps.exif_transpose(file)
-        image = ImageOps.fit(
-            to_mode(image, "L" if channels == 1 else "RGB"),
-            (width, height),
-            Image.Resampling.BILINEAR,
-        )
-    array = np.asarray(image, dtype=np.uint8).reshape(height, width, channels)
-    return np.ascontiguousarray(array.transpose(2, 0, 1))
+        return np.ascontiguousarray(fitted(file, image_size, channels).transpose(2, 0, 1))
+
+
+def fitted(image: Image.Image, image_size: tuple[int, int], channels: int) -> np.ndarray:
+    """An opened picture scaled to cover the size, the middle cut out: uint8 `(height, width, …)`.
+
+    What training reads and what a trained model is asked about go through here alike.
+    """
+    height, width = image_size
+    # lets a JPEG decode at a fraction of its size, still no smaller than what is needed
+    image.draft(None, (2 * max(image_size), 2 * max(image_size)))
+    coloured = to_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+    covering = ImageOps.fit(coloured, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(covering, dtype=np.uint8).reshape(height, width, channels)
 
 
 def to_mode(image: Image.Image, mode: str) -> Image.Image:
