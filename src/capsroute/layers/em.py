@@ -65,27 +65,13 @@ class _EMRouting(nn.Module):
             self.beta_a.zero_()
 
     def forward(self, poses: Tensor, log_activations: Tensor) -> tuple[Tensor, Tensor]:
-        return em_routing(
-            poses,
-            log_activations,
-            self.weight,
-            self.beta_u,
-            self.beta_a,
-            iterations=self.iterations,
-            stride=self.stride,
-        )
+        operands = poses, log_activations, self.weight, self.beta_u, self.beta_a
+        return em_routing(*operands, iterations=self.iterations, stride=self.stride)
 
     def route(self, poses: Tensor, log_activations: Tensor) -> list[Parents]:
         """Every iteration's poses, log-activations and coefficients; the last is the result."""
-        return em_routing_history(
-            poses,
-            log_activations,
-            self.weight,
-            self.beta_u,
-            self.beta_a,
-            iterations=self.iterations,
-            stride=self.stride,
-        )
+        operands = poses, log_activations, self.weight, self.beta_u, self.beta_a
+        return em_routing_history(*operands, iterations=self.iterations, stride=self.stride)
 
 
 class EMConvCaps(_EMRouting):

@@ -75,10 +75,9 @@ def em_routing(
         activations, (B, H', W', out) or (B, out). Both are float32, under autocast too (float64
         when the inputs are).
     """
-    history = _iterate(
-        poses, log_activations, weight, beta_u, beta_a, iterations, stride, keep=False
-    )
-    return history[-1].poses, history[-1].log_activations
+    operands = poses, log_activations, weight, beta_u, beta_a
+    (last,) = em_routing_history(*operands, iterations=iterations, stride=stride, keep=False)
+    return last.poses, last.log_activations
 
 
 def em_routing_history(
@@ -90,29 +89,13 @@ def em_routing_history(
     *,
     iterations: int,
     stride: int = 1,
+    keep: bool = True,
 ) -> list[Parents]:
     """`em_routing`, but every iteration is returned, with the coefficients r of its E-step.
 
-    The class layer's children are ordered as (row, column, capsule).
+    The class layer's children are ordered as (row, column, capsule). Without `keep` the last
+    iteration is returned alone, and without its coefficients.
     """
-    return _iterate(poses, log_activations, weight, beta_u, beta_a, iterations, stride, keep=True)
-
-
-def inverse_temperature(iteration: int) -> float:
-    """100 λ of an iteration counted from 0: activations are decided ever more sharply."""
-    return 100.0 * (0.01 * (1.0 - 0.95 ** (iteration + 1)))
-
-
-def _iterate(
-    poses: Tensor,
-    log_activations: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    iterations: int,
-    stride: int,
-    keep: bool,
-) -> list[Parents]:
     _check(poses, log_activations, weight, beta_u, beta_a, iterations, stride)
     with own_precision(poses):
         poses, log_activations, weight, beta_u, beta_a = vote_tiles.at_least_float32(
@@ -123,6 +106,11 @@ def _iterate(
         children, layout = vote_tiles.arrange(poses, log_activations, weight, stride, offsets)
         states = _expectation_maximisation(children, beta_u, beta_a, iterations, keep)
         return [layout.parents(*state) for state in states]
+
+
+def inverse_temperature(iteration: int) -> float:
+    """100 λ of an iteration counted from 0: activations are decided ever more sharply."""
+    return 100.0 * (0.01 * (1.0 - 0.95 ** (iteration + 1)))
 
 
 def _expectation_maximisation(
