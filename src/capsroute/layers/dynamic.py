@@ -1,5 +1,7 @@
 """Capsule layers of dynamic routing (Sabour et al., 2017)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,23 @@ from capsroute.ops.dynamic import Observer, dynamic_routing
 TRANSFORM_STD = 0.1
 
 
-class DynamicConvCaps(nn.Module):
+class _DynamicCaps(nn.Module):
+    """What the convolutional and the linear layer share: transforms, and rounds at every call."""
+
+    def __init__(self, shape: tuple[int, ...], iterations: int, impl: str, stride: int = 1) -> None:
+        super().__init__()
+        check_counts(iterations=iterations, stride=stride)
+        check_impl(impl)
+        self.iterations, self.impl, self.stride = iterations, impl, stride
+        self.weight = nn.Parameter(torch.empty(shape))
+        nn.init.normal_(self.weight, std=TRANSFORM_STD)
+
+    def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
+        options: dict[str, Any] = {"stride": self.stride, "impl": self.impl, "observe": observe}
+        return dynamic_routing(children, self.weight, self.iterations, **options)
+
+
+class DynamicConvCaps(_DynamicCaps):
     """(B, H, W, in, d) -> (B, H', W', out, d'), no padding; `iterations` rounds at every call."""
 
     def __init__(
@@ -26,29 +44,14 @@ class DynamicConvCaps(nn.Module):
         iterations: int = 3,
         impl: str = "auto",
     ) -> None:
-        super().__init__()
         check_counts(in_capsules=in_capsules, out_capsules=out_capsules, pose_dim=pose_dim)
-        check_counts(out_pose_dim=out_pose_dim, kernel_size=kernel_size, stride=stride)
-        check_counts(iterations=iterations)
-        check_impl(impl)
-        self.kernel_size, self.stride = kernel_size, stride
-        self.iterations, self.impl = iterations, impl
+        check_counts(out_pose_dim=out_pose_dim, kernel_size=kernel_size)
         shape = (kernel_size, kernel_size, in_capsules, out_capsules, pose_dim, out_pose_dim)
-        self.weight = nn.Parameter(torch.empty(shape))
-        nn.init.normal_(self.weight, std=TRANSFORM_STD)
-
-    def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
-        return dynamic_routing(
-            children,
-            self.weight,
-            self.iterations,
-            stride=self.stride,
-            impl=self.impl,
-            observe=observe,
-        )
+        super().__init__(shape, iterations, impl, stride)
+        self.kernel_size = kernel_size
 
 
-class DynamicLinearCaps(nn.Module):
+class DynamicLinearCaps(_DynamicCaps):
     """(B, in, d) or a convolutional layer's (B, H, W, capsules, d) -> (B, out, d')."""
 
     def __init__(
@@ -61,18 +64,11 @@ class DynamicLinearCaps(nn.Module):
         iterations: int = 3,
         impl: str = "auto",
     ) -> None:
-        super().__init__()
         check_counts(in_capsules=in_capsules, out_capsules=out_capsules, pose_dim=pose_dim)
-        check_counts(out_pose_dim=out_pose_dim, iterations=iterations)
-        check_impl(impl)
-        self.iterations, self.impl = iterations, impl
+        check_counts(out_pose_dim=out_pose_dim)
         shape = (in_capsules, out_capsules, pose_dim, out_pose_dim)
         warn_if_huge(shape)
-        self.weight = nn.Parameter(torch.empty(shape))
-        nn.init.normal_(self.weight, std=TRANSFORM_STD)
+        super().__init__(shape, iterations, impl)
 
     def forward(self, children: Tensor, observe: Observer | None = None) -> Tensor:
-        children = in_one_row(children)
-        return dynamic_routing(
-            children, self.weight, self.iterations, impl=self.impl, observe=observe
-        )
+        return super().forward(in_one_row(children), observe)

@@ -7,6 +7,7 @@ first iteration, the same kernels for the rest, and the votes û never exist her
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,22 +47,16 @@ def dynamic_routing(
     """
     if iterations < 1:
         raise ValueError(f"`iterations` must be at least 1, got {iterations}")
+    options: dict[str, Any] = {"stride": stride, "scale": 1.0, "impl": impl}
     total: Tensor | None = None
     for _ in range(iterations):
         if observe is None:
-            poses = routing_step(children, weight, total, stride=stride, scale=1.0, impl=impl)
-            poses = squash(poses)
+            poses = squash(routing_step(children, weight, total, **options))
         else:
-            poses, coefficients = routing_step(
-                children,
-                weight,
-                total,
-                stride=stride,
-                scale=1.0,
-                impl=impl,
-                return_coefficients=True,
+            sums, coefficients = routing_step(
+                children, weight, total, return_coefficients=True, **options
             )
-            poses = squash(poses)
+            poses = squash(sums)
             observe(poses, coefficients)
         wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
         total = wide if total is None else total + wide
