@@ -15,7 +15,8 @@ which is 1.83 p_k when all classes are equally common: 18.3 % for each digit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +62,7 @@ class DiverseMultiMNIST:
     one_hot: Tensor
     """float `(11, 10)`: the target that a digit of each class adds; none for the blank one."""
     length: int = EPOCH
+    resident = generated = True
 
     @classmethod
     def from_digits(cls, digits: Tensor, labels: Tensor, length: int = EPOCH) -> DiverseMultiMNIST:
@@ -101,24 +103,12 @@ class DiverseMultiMNIST:
     def device(self) -> torch.device:
         return self.pixels.device
 
-    @property
-    def resident(self) -> bool:
-        return True
-
-    @property
-    def generated(self) -> bool:
-        return True
-
     def to(self, device: torch.device | str) -> DiverseMultiMNIST:
         where = resolve_device(device)
-        return DiverseMultiMNIST(
-            pixels=self.pixels.to(where),
-            labels=self.labels.to(where),
-            class_start=self.class_start.to(where),
-            class_size=self.class_size.to(where),
-            one_hot=self.one_hot.to(where),
-            length=self.length,
-        )
+        moved: dict[str, Any] = {
+            name: value.to(where) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def render(self, plan: Tensor) -> tuple[Tensor, Tensor]:
         """Images and targets of a plan (see `TrainBatches.plan`)."""

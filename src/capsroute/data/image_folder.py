@@ -48,20 +48,13 @@ class FolderSplit:
     image_size: tuple[int, int]
     channels: int
     device: torch.device = CPU
+    resident = generated = False
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Batch:
         return render_one(self, torch.tensor([[row_of(self, index)]]))
-
-    @property
-    def resident(self) -> bool:
-        return False
-
-    @property
-    def generated(self) -> bool:
-        return False
 
     def to(self, device: torch.device | str) -> FolderSplit:
         return replace(self, device=resolve_device(device))

@@ -65,6 +65,7 @@ class ArraySplit:
     images: Tensor
     targets: Tensor
     device: torch.device = CPU
+    generated = False
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -86,10 +87,6 @@ class ArraySplit:
     @property
     def resident(self) -> bool:
         return self.images.device == self.device
-
-    @property
-    def generated(self) -> bool:
-        return False
 
     def to(self, device: torch.device | str) -> ArraySplit:
         where = resolve_device(device)
