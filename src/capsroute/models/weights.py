@@ -105,16 +105,6 @@ def _check_registered(name: str, path: Path) -> None:
         )
 
 
-def load_weights(model: ImageClassifier, path: str | Path) -> None:
-    """Load the weights of a file into a model that exists already."""
-    metadata = read_metadata(path)
-    if metadata["model"] != model.name:
-        raise ValueError(
-            f"`path` must hold weights of {model.name}, got {path} with {metadata['model']}"
-        )
-    model.load_state_dict(load_tensors(path))
-
-
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
     """The weights of a file as they are stored, or a one-line ValueError."""
     digest = read_metadata(path).get("sha256")
