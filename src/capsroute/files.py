@@ -1,7 +1,14 @@
 """Files that are there whole or not at all."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As JSON that can be read, whole or not at all."""
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -290,7 +290,7 @@ def test_numbers_are_printed_even_if_the_folder_takes_no_files(monkeypatch, run,
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("capsroute.cli.evaluate.write_whole", full)
+    monkeypatch.setattr("capsroute.cli.evaluate.write_json", full)
     status, out, err = run("eval", "mine")
     assert status == 2 and one_line(err) and "No space left" in err
     assert "accuracy: " in out

@@ -19,7 +19,7 @@ from capsroute.cli.progress import progress_bars
 from capsroute.data import Dataset, MissingDataError, Split, list_datasets, load_dataset
 from capsroute.data.mnist import find_idx
 from capsroute.devices import choose_device
-from capsroute.files import write_whole
+from capsroute.files import write_json
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.pretrained import pretrained_path
@@ -298,7 +298,7 @@ def _write(
     points: list[Point],
 ) -> list[Path]:
     written = [out / "evaluation.json", out / "confusion.png"]
-    write_whole(written[0], (json.dumps(report, indent=1) + "\n").encode())
+    write_json(written[0], report)
     draw_confusion(evaluation, names, written[1])
     if points:
         written.append(out / "robustness.png")

@@ -22,7 +22,7 @@ from capsroute.explain import DEFAULT_MAP, MAPS, Explanation, draw_explanation, 
 from capsroute.explain import explain as explain_image
 from capsroute.explain.separation import Separation, measure_separation, two_digit_images
 from capsroute.explain.trace import check_explainable, why_unexplained
-from capsroute.files import write_whole
+from capsroute.files import write_json, write_whole
 from capsroute.inference import Predictor
 from capsroute.models.base import CapsuleClassifier, ImageClassifier
 from capsroute.models.weights import read_metadata
@@ -179,7 +179,7 @@ def _measure(
         "device": device_name(next(model.parameters()).device),
         **versions(),
     }
-    write_whole(out, (json.dumps(result, indent=1) + "\n").encode())
+    write_json(out, result)
     print(f"wrote {out}")
 
 

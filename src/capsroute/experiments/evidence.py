@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from capsroute.experiments.presets import list_experiments, preset
-from capsroute.files import write_whole
+from capsroute.files import write_json, write_whole
 from capsroute.models import model_info
 from capsroute.train.config import Config, differences, load_config, read_json
 from capsroute.train.provenance import device_name, versions
@@ -182,5 +182,5 @@ def write_measurement(
     traced = {"command": shlex.join(command), **found}
     traced |= {"device": device_name(device), **versions()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(traced, indent=1) + "\n").encode())
+    write_json(path, traced)
     return path

@@ -6,7 +6,6 @@ the other files are written again.
 """
 
 import fnmatch
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Literal
 
 from capsroute.experiments.evidence import DIVERGED, copy_evidence, read_evidence
 from capsroute.experiments.presets import list_experiments, preset
-from capsroute.files import write_whole
+from capsroute.files import write_json
 from capsroute.nearest import nearest
 from capsroute.train.build import Runtime
 from capsroute.train.checkpoint import RunFolder
@@ -99,7 +98,7 @@ def reproduce(job: Job, runtime: Runtime, reporter: Reporter) -> Status:
             "error": str(error),
             **named(error.origins),
         }
-        write_whole(job.run / DIVERGED, (json.dumps(found, indent=1) + "\n").encode())
+        write_json(job.run / DIVERGED, found)
         copy_evidence(job.run, job.evidence, DIVERGED)
     else:
         copy_evidence(job.run, job.evidence)

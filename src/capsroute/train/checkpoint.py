@@ -6,7 +6,6 @@ temporary name, synced and renamed, so the last good one stays until the next is
 """
 
 import fcntl
-import json
 import os
 import zipfile
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.files import write_whole
+from capsroute.files import write_json, write_whole
 from capsroute.train.config import Config, differences, read_json
 
 STATE_KEYS = {"model", "optimizer", "average", "totals", "step", "seconds", "rng"}
@@ -85,7 +84,7 @@ class RunFolder:
 
     def write_data(self, record: dict[str, Any]) -> None:
         with self._told_if_not_writable():
-            write_whole(self.data, (json.dumps(record, indent=1) + "\n").encode())
+            write_json(self.data, record)
 
     @contextmanager
     def _told_if_not_writable(self) -> Iterator[None]:
@@ -144,7 +143,7 @@ class RunFolder:
         return read_json(self.summary)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_whole(self.summary, (json.dumps(summary, indent=1) + "\n").encode())
+        write_json(self.summary, summary)
 
 
 def _reason(error: OSError | RuntimeError) -> str:
