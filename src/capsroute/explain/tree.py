@@ -127,15 +127,9 @@ def _strongest(
     parent: Capsule, layer: Layer, links: Tensor, pixels: Pixels, width: int
 ) -> list[Node]:
     """The children that gave most to a parent, strongest first."""
-    where = (Ellipsis, parent.capsule)
-    if not layer.linear:
-        links, r = (
-            links[parent.row, parent.column],
-            layer.coefficients[0, parent.row, parent.column],
-        )
-    else:
-        r = layer.coefficients[0]
-    parts, r = links[where].clamp_min(0.0).flatten(), r[where].flatten()
+    position = () if layer.linear else (parent.row, parent.column)
+    mine = (*position, Ellipsis, parent.capsule)
+    parts, r = links[mine].clamp_min(0.0).flatten(), layer.coefficients[0][mine].flatten()
     total = parts.sum().item()
     if not total > 0:
         return []
