@@ -1,7 +1,6 @@
 """An experiment's row in a table of the report: the paper's numbers beside those of its runs."""
 
 import functools
-from collections.abc import Iterable
 
 import torch
 
@@ -9,6 +8,7 @@ from capsroute.experiments.evidence import Result, Spread, counted, diverged, sp
 from capsroute.experiments.presets import Preset, preset
 from capsroute.experiments.tables import Row, Table
 from capsroute.models import create_model
+from capsroute.models.base import count_parameters
 from capsroute.train.config import ModelConfig
 
 NOT_RUN = "not run yet"
@@ -35,7 +35,7 @@ def parameters(model: ModelConfig) -> int:
     """Learned numbers of a model, which is built for its shapes alone."""
     with torch.device("meta"):
         built = create_model(model.model, **model.options())
-    return sum(parameter.numel() for parameter in built.parameters())
+    return count_parameters(built)
 
 
 def _number(runs: list[Result], field: str) -> str:
@@ -67,8 +67,4 @@ def _time(runs: list[Result]) -> str:
     if minutes is None:
         return "–"
     devices = {run.summary["device"].removeprefix("NVIDIA ") for run in runs}
-    return f"{minutes.mean:.1f} min on {listed(devices)}"
-
-
-def listed(names: Iterable[str]) -> str:
-    return " and ".join(sorted(names))
+    return f"{minutes.mean:.1f} min on {' and '.join(sorted(devices))}"

@@ -17,7 +17,7 @@ from capsroute.explain.flow import follow
 from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
-from capsroute.models.base import ImageClassifier, evaluating
+from capsroute.models.base import ImageClassifier, class_names_of, evaluating
 from capsroute.nearest import nearest
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
@@ -178,7 +178,7 @@ def explain(
         )
     if image.ndim != 3:
         raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
-    asked = _class_indices(classes or [], _class_names(model))
+    asked = _class_indices(classes or [], class_names_of(model))
     with evaluating(model):
         return _explain(model, image.to(next(model.parameters()).device), asked, map)
 
@@ -204,7 +204,7 @@ def _explain(
     return Explanation(
         model=model.name,
         iterations=model.iterations,
-        class_names=_class_names(model),
+        class_names=class_names_of(model),
         probabilities=probabilities,
         predicted=predicted,
         classes=chosen,
@@ -214,10 +214,6 @@ def _explain(
         layers=decisions(traced.routing.coefficients, traced.routing.used),
         sees_most=fields.see_most(model.image_size),
     )
-
-
-def _class_names(model: ImageClassifier) -> list[str]:
-    return model.class_names or [str(index) for index in range(model.num_classes)]
 
 
 def _class_indices(classes: Sequence[int | str], names: list[str]) -> list[int]:

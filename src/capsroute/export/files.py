@@ -11,7 +11,7 @@ import capsroute
 from capsroute.export.graph import onnx_bytes, pt2_bytes
 from capsroute.export.loading import load_scores
 from capsroute.files import write_whole
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, class_names_of, evaluating
 from capsroute.models.description import Run
 from capsroute.models.weights import load_model, save_model
 
@@ -44,25 +44,20 @@ def export_model(
         raise ValueError(f"`to` must be one of {', '.join(FORMATS)}, got {to!r}")
     if batch is not None and (batch < 1 or to == "safetensors"):
         raise ValueError(f"`batch` must be at least 1, and goes with a graph only, got {batch}")
-    if model.class_names is None:
-        names = [str(index) for index in range(model.num_classes)]
-    else:
-        names = model.class_names
     tell(f"making {Path(path).name}")
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model{FORMATS[to]}"
         if to == "safetensors":
             save_model(model, draft)
         else:
-            metadata = describe(model, names, batch)
             write = onnx_bytes if to == "onnx" else pt2_bytes
-            draft.write_bytes(write(model, metadata, batch))
+            draft.write_bytes(write(model, describe(model, batch), batch))
         difference = check(model, draft, batch, tell)
         write_whole(Path(path), draft.read_bytes())
     return difference
 
 
-def describe(model: ImageClassifier, names: list[str], batch: int | None) -> dict[str, Any]:
+def describe(model: ImageClassifier, batch: int | None) -> dict[str, Any]:
     """What travels inside an exported file, so that it needs nothing beside it."""
     if model.scores_are_probabilities:
         probabilities = "identity"
@@ -71,7 +66,7 @@ def describe(model: ImageClassifier, names: list[str], batch: int | None) -> dic
     return {
         "model": model.name,
         "config": model.config,
-        "class_names": names,
+        "class_names": class_names_of(model),
         "image_size": list(model.image_size),
         "in_channels": model.in_channels,
         "multilabel": model.task.multilabel,
@@ -89,11 +84,10 @@ def check(
 ) -> float:
     """The largest difference between a file's scores and the model's, or a ValueError."""
     run = _scores_of(path)
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
-    model.eval()
-    try:
+    with evaluating(model):
         for count in CHECKED_BATCHES if batch is None else (batch,):
             tell(f"comparing it with the model, {count} image{'s' * (count > 1)} at a time")
             shape = (count, model.in_channels, *model.image_size)
@@ -107,8 +101,6 @@ def check(
                     f"batch {count}, more than {allowed:.2g}; nothing was written"
                 )
             worst = max(worst, difference)
-    finally:
-        model.train(training)
     return worst
 
 

@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError(f"the hub needs huggingface_hub, which {why}") from error
 
 import capsroute
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, count_parameters
 from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import load_model, read_metadata, save_model
 
@@ -202,7 +202,7 @@ def model_facts(model: ImageClassifier) -> dict[str, str]:
     height, width = model.image_size
     facts = {
         "model": f"`{model.name}`",
-        "parameters": f"{parameter_count(model):,}",
+        "parameters": f"{count_parameters(model):,}",
         "image size": f"{height}×{width}, channels: {model.in_channels}",
         "classes": ", ".join(names[:NAMED]) + more if names else str(model.num_classes),
         "routing iterations": "" if model.iterations is None else str(model.iterations),
@@ -216,7 +216,7 @@ def run_results(summary: Mapping[str, Any], model: ImageClassifier) -> dict[str,
     own = {
         "model": model.name,
         "iterations": model.iterations,
-        "params": parameter_count(model),
+        "params": count_parameters(model),
     }
     if any(summary.get(name) != value for name, value in own.items()):
         return {}
@@ -235,10 +235,6 @@ def run_results(summary: Mapping[str, Any], model: ImageClassifier) -> dict[str,
         },
         "trained": f"{trained}, {summary['dtype']}, on {summary['device']}",
     }
-
-
-def parameter_count(model: ImageClassifier) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _rows(facts: Mapping[str, Any]) -> str:

@@ -224,6 +224,16 @@ class CapsuleClassifier(ImageClassifier):
         raise TypeError(f"{type(self).__name__} does not define `route`")
 
 
+def class_names_of(model: ImageClassifier) -> list[str]:
+    """The model's, or numbers where it has none."""
+    return model.class_names or [str(index) for index in range(model.num_classes)]
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Learned numbers."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation mode inside, and each of its modules as it was after."""

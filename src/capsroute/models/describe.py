@@ -14,7 +14,7 @@ from capsroute.layers.heads import SharedClassifier
 from capsroute.layers.inverted import ConvCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.models.backbones import ResidualBlock
-from capsroute.models.base import ImageClassifier, evaluating
+from capsroute.models.base import ImageClassifier, count_parameters, evaluating
 from capsroute.models.inverted import InvertedCapsNet
 
 
@@ -140,7 +140,7 @@ def _recorder(
         if module in seen:  # a layer routes once an iteration and stands in the table once
             return
         seen.add(module)
-        parameters = sum(p.numel() for p in module.parameters())
+        parameters = count_parameters(module)
         if isinstance(module, _JOINS_THE_ROW_ABOVE) and rows:
             rows[-1].operation += f"\n{text}"
             rows[-1].parameters += parameters

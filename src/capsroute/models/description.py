@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, class_names_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Description:
     def of(cls, model: ImageClassifier) -> "Description":
         return cls(
             model.name,
-            model.class_names or [str(index) for index in range(model.num_classes)],
+            class_names_of(model),
             model.image_size,
             model.in_channels,
             model.task.multilabel,

@@ -8,7 +8,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any
 
-from capsroute.models.base import TASKS, ImageClassifier, Size, Task
+from capsroute.models.base import TASKS, ImageClassifier, Size, Task, count_parameters
 from capsroute.nearest import nearest
 
 NORMALIZATION = ("mean", "std")  # None is a value of theirs: images are taken as they are
@@ -32,15 +32,13 @@ class ModelInfo:
         """Weights of the model as registered; counted by building it where they are not stated."""
         if self.stated_parameters is not None:
             return self.stated_parameters
-        return sum(parameter.numel() for parameter in self.build(self.task).parameters())
+        return count_parameters(self.build(self.task))
 
     @property
     def task_arguments(self) -> list[str]:
         """Fields of the task that `create_model` accepts for this model."""
         names = [field.name for field in fields(Task)]
-        return (
-            names if self.task.iterations is not None else [n for n in names if n != "iterations"]
-        )
+        return [n for n in names if n != "iterations" or self.task.iterations is not None]
 
     @property
     def options(self) -> list[str]:
@@ -161,16 +159,12 @@ def create_model(
     model = info.build(task, **options)
     model.name, model.config = name, requested
     if pretrained:
-        _load_pretrained(model)
+        from capsroute.models.pretrained import load_pretrained  # which builds on this module
+
+        load_pretrained(model)
     return model
 
 
 def _plain(value: Any) -> Any:
     """NumPy's integers, such as `labels.max() + 1`, as Python's, which a saved file can hold."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
-def _load_pretrained(model: ImageClassifier) -> None:
-    from capsroute.models.pretrained import load_pretrained  # which builds on this module
-
-    load_pretrained(model)

@@ -18,6 +18,7 @@ from capsroute.explain import explain
 from capsroute.explain.explanation import picture, png_uri
 from capsroute.explain.trace import why_unexplained
 from capsroute.inference import Prediction, Predictor
+from capsroute.models.base import count_parameters
 from capsroute.serve import schemas, uploads
 from capsroute.serve.batching import Batcher, BusyError
 from capsroute.serve.limits import Limits
@@ -184,7 +185,7 @@ class Service:
             in_channels=predictor.in_channels,
             multilabel=predictor.multilabel,
             iterations=predictor.iterations,
-            parameters=None if model is None else sum(p.numel() for p in model.parameters()),
+            parameters=None if model is None else count_parameters(model),
             explainable=self.unexplained is None,
             unexplained=self.unexplained,
             digits=predictor.in_channels == 1 and predictor.class_names == DIGITS,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import capsroute
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, count_parameters
 from capsroute.train.config import Config
 
 
@@ -34,7 +34,7 @@ def summarize(
         "dataset": config.data.data,
         "iterations": model.iterations,
         "seed": config.seed,
-        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "params": count_parameters(model),
         "epochs": last["epoch"],
         "steps": last["step"],
         "test_accuracy_last": last["test_accuracy"],
