@@ -27,7 +27,7 @@ from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import METADATA_KEY, load_model
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.config import Config, load_config, read_json
+from capsroute.train.config import Config, DataConfig, load_config, read_json
 from capsroute.train.data_record import changed_since, unknown_images_note
 from capsroute.train.evaluation import Evaluation, Point, evaluate, finite, robustness
 from capsroute.train.fit import check_fit
@@ -122,7 +122,12 @@ def _report(
     else:
         print_tables(report, evaluation, points)
     # the numbers are on the screen by now, should the folder not take the files
-    written = _write(out, report, evaluation, names, points)
+    written = [out / "evaluation.json", out / "confusion.png"]
+    write_json(written[0], report)
+    draw_confusion(evaluation, names, written[1])
+    if points:
+        written.append(out / "robustness.png")
+        draw_robustness(points, written[2])
     if not options.json:
         print(f"wrote {', '.join(map(str, written))}")
     if evaluation.not_finite:
@@ -180,23 +185,23 @@ def _load_data(
     options: Options, config: Config | None, model: ImageClassifier
 ) -> tuple[Dataset, str]:
     """The dataset, and what it was asked for by: the command line, else the run, else the model."""
-    run = config.data if config else None
-    name = options.data or (run.data if run else model_info(model.name).dataset)
-    same = config is not None and run is not None and run.data == name
+    run = config or Config(data=DataConfig(model_info(model.name).dataset))
+    name = options.data or run.data.data
+    chosen = run if run.data.data == name else Config()
     try:
         dataset = load_dataset(
             name,
-            root=options.data_root or (run.data_root if run else None),
+            root=options.data_root or run.data.data_root,
             # a folder's images are brought to the model's size, or to the one that it crops from;
             # other sets have one of their own
             image_size=(model.resize or model.image_size) if _is_image_folder(name) else None,
-            strict=options.strict or (run is not None and run.strict),
+            strict=options.strict or run.data.strict,
             # those that training set aside, and no others
-            validation=run.validation if same and run else 0.0,
-            seed=config.seed if same and config else 0,
+            validation=chosen.data.validation,
+            seed=chosen.seed,
         )
     except MissingDataError as error:
-        if options.data is None and run is not None:
+        if options.data is None and config is not None:
             raise MissingDataError(f"{error} (the run's data; `--data` names another)") from error
         raise
     return dataset, name
@@ -266,14 +271,12 @@ def _robustness(
 ) -> list[Point]:
     points: list[Point] = []
     if options.rotate:
-        angles = angles_up_to(options.rotate)
+        angles, listen = angles_up_to(options.rotate), begin("turned images")
         points.append(Point("rotation", 0, evaluation.accuracy))
-        listen = begin("turned images")
         points += robustness(model, split, degrees=angles, progress=listen, **settings)
     if options.shift:
-        shifts = shifts_up_to(options.shift)
+        shifts, listen = shifts_up_to(options.shift), begin("shifted images")
         points.append(Point("shift", 0, evaluation.accuracy))
-        listen = begin("shifted images")
         points += robustness(model, split, shifts=shifts, progress=listen, **settings)
     return points
 
@@ -288,19 +291,3 @@ def shifts_up_to(largest: int) -> list[int]:
     """Every pixel up to 8; beyond, eight shifts about evenly spaced."""
     steps = min(8, largest)
     return [round(largest * step / steps) for step in range(1, steps + 1)]
-
-
-def _write(
-    out: Path,
-    report: dict[str, Any],
-    evaluation: Evaluation,
-    names: list[str],
-    points: list[Point],
-) -> list[Path]:
-    written = [out / "evaluation.json", out / "confusion.png"]
-    write_json(written[0], report)
-    draw_confusion(evaluation, names, written[1])
-    if points:
-        written.append(out / "robustness.png")
-        draw_robustness(points, written[-1])
-    return written
