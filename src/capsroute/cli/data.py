@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -36,6 +36,7 @@ from capsroute.data import (
 )
 from capsroute.data.cifar import find
 from capsroute.data.download import IN_THE_PACKAGE, mnist_folder
+from capsroute.data.download import Progress as Transferred
 from capsroute.data.mnist import find_idx
 from capsroute.files import write_whole
 from capsroute.nearest import nearest
@@ -110,11 +111,8 @@ def _show(arguments: list[str]) -> None:
         options.name, root=options.root, image_size=options.image_size, strict=options.strict
     )
     path = _sheet_path(options.out, dataset)
-    batches = TrainBatches(
-        dataset.train if options.split == "train" else dataset.test,
-        options.count,
-        seed=options.seed,
-    )
+    split = dataset.train if options.split == "train" else dataset.test
+    batches = TrainBatches(split, options.count, seed=options.seed)
     images, targets = batches.render(batches.plan(0))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, contact_sheet(images, captions(dataset, targets)))
@@ -169,9 +167,6 @@ def _download(arguments: list[str]) -> None:
     with _transfer_bar(console) if console.is_terminal else _transfer_lines() as progress:
         folder = download(options.name, _root(options.root), progress)
     print(f"{options.name} is in {folder}, its digests right")
-
-
-Transferred = Callable[[str, int, int | None], None]
 
 
 @contextmanager
@@ -253,19 +248,13 @@ class ListOptions:
     """Where they are looked for; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
 
 
-class _About(NamedTuple):
-    train: str
-    test: str
-    size: str
-    classes: str
-
-
+_COLUMNS = ("train", "test", "size", "classes")
 _ABOUT = {
-    "cifar10": _About("50,000", "10,000", "32x32x3", "10"),
-    "cifar100": _About("50,000", "10,000", "32x32x3", "100"),
-    "mnist": _About("60,000", "10,000", "28x28x1", "10"),
-    "fashion_mnist": _About("60,000", "10,000", "28x28x1", "10"),
-    "diverse_multimnist": _About("generated", "10,000", "36x36x1", "1–2 of 10"),
+    "cifar10": ("50,000", "10,000", "32x32x3", "10"),
+    "cifar100": ("50,000", "10,000", "32x32x3", "100"),
+    "mnist": ("60,000", "10,000", "28x28x1", "10"),
+    "fashion_mnist": ("60,000", "10,000", "28x28x1", "10"),
+    "diverse_multimnist": ("generated", "10,000", "36x36x1", "1–2 of 10"),
 }
 
 
@@ -273,7 +262,7 @@ def _list(arguments: list[str]) -> None:
     root = _root(parse(ListOptions, "data list", arguments).root)
     table = Table(title="datasets", title_justify="left")
     table.add_column("dataset", no_wrap=True)
-    for heading in ("train", "test", "size", "classes"):
+    for heading in _COLUMNS:
         table.add_column(heading, justify="right")
     table.add_column("where")
     for name in list_datasets():
