@@ -27,10 +27,6 @@ def folder_to_write_to(path: Path) -> Path:
         raise UsageError(
             f"`--out` must be where files may be written, got {path}: {reason}"
         ) from error
-    _check_writable(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"`--out` must be where files may be written, got {path}")
     return path
-
-
-def _check_writable(folder: Path) -> None:
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"`--out` must be where files may be written, got {folder}")

@@ -80,15 +80,11 @@ def main(arguments: list[str]) -> None:
         _list(options)
         return
     wanted = jobs(select(options.names), options.seeds, options.runs, options.results)
-    statuses = [job.status() for job in wanted]
-    missing = [
-        job for job, status in zip(wanted, statuses, strict=True) if status in ("cut", "not run")
-    ]
-    if done := sum(status in ("done", "diverged") for status in statuses):
+    found = [(job, job.status()) for job in wanted]
+    missing = [job for job, status in found if status in ("cut", "not run")]
+    in_the_way = [job for job, status in found if status == "of another recipe"]
+    if done := len(wanted) - len(missing) - len(in_the_way):
         print(f"{done} of {len(wanted)} runs are done already")
-    in_the_way = [
-        job for job, status in zip(wanted, statuses, strict=True) if status == "of another recipe"
-    ]
     for job in in_the_way:
         _tell_of_departure(job)
     if in_the_way and not missing:

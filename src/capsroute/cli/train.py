@@ -241,23 +241,25 @@ def _named(config: Config, name: str) -> Config:
 
 
 def _description(name: str) -> str:
-    lines = ["Train a model. The folder is the run: the same command resumes it, bit for bit.", ""]
-    lines += ["Examples:", "  capsroute train", "  capsroute train --steps 500 --out runs/short"]
-    lines += ["  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data"]
-    lines += [
-        "  capsroute train --data ./my_images",
-        "  capsroute train --data ./my_images --pretrained inverted_small_multimnist",
-    ]
-    lines += ["  torchrun --nproc-per-node 2 -m capsroute train", ""]
-    lines += [
-        "The run of a folder is named after it, and takes at most "
-        f"{MOST_EPOCHS} epochs unless `--steps` or `--epochs` is given.",
-        "",
-    ]
-    lines += [f"Presets to begin with (`capsroute train --list` shows all {len(list_presets())}):"]
-    lines += _preset_lines(FIRST_PRESETS)
-    lines += ["", f"Defaults below are those of {name}."]
-    return "\n".join(lines)
+    presets = "\n".join(_preset_lines(FIRST_PRESETS))
+    return f"""\
+Train a model. The folder is the run: the same command resumes it, bit for bit.
+
+Examples:
+  capsroute train
+  capsroute train --steps 500 --out runs/short
+  capsroute train inverted_resnet_cifar10_r2 --seed 1 --data-root ~/data
+  capsroute train --data ./my_images
+  capsroute train --data ./my_images --pretrained inverted_small_multimnist
+  torchrun --nproc-per-node 2 -m capsroute train
+
+The run of a folder is named after it, and takes at most {MOST_EPOCHS} epochs unless `--steps` or \
+`--epochs` is given.
+
+Presets to begin with (`capsroute train --list` shows all {len(list_presets())}):
+{presets}
+
+Defaults below are those of {name}."""
 
 
 def _preset_lines(names: Sequence[str]) -> list[str]:
