@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, and how it fails."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,8 +68,13 @@ def test_overview_help_and_version(run):
         assert "usage: capsroute [--import MODULE] COMMAND" in out
         assert "Start with `capsroute train`" in out
     assert run("--version")[1].startswith("capsroute ")
-    status, out, _ = run("models", "--help")
-    assert status == 0 and "For example" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(run, command):
+    status, out, _ = run(command, "--help")
+    examples = re.split("For example|Examples:", out)[1]
+    assert status == 0 and f"capsroute {command}" in examples and "None" not in out
 
 
 @pytest.mark.parametrize(

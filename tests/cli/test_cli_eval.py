@@ -294,8 +294,3 @@ def test_numbers_are_printed_even_if_the_folder_takes_no_files(monkeypatch, run,
     status, out, err = run("eval", "mine")
     assert status == 2 and one_line(err) and "No space left" in err
     assert "accuracy: " in out
-
-
-def test_help(run):
-    status, out, _ = run("eval", "--help")
-    assert status == 0 and "For example `capsroute eval runs/" in out and "None" not in out

@@ -326,12 +326,6 @@ def test_an_exported_file_takes_no_other_device(run, photos, tmp_path, name, dev
     assert (status, out) == (2, "") and err == f"error: {told} the CPU\n"
 
 
-def test_help_has_an_example(run):
-    status, out, _ = run("predict", "--help")
-    assert status == 0 and "capsroute predict runs/pets photo.jpg" in out
-    assert "exported files run on the CPU" in " ".join(out.split())
-
-
 def test_the_shipped_model_reads_the_shipped_samples(run):
     from importlib.resources import files
 

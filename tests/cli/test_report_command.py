@@ -53,8 +53,3 @@ def test_mistakes(run, evidence):
     (evidence / "summary.json").write_text("{")
     status, _, err = run("report")
     assert status == 2 and err.count("\n") == 1 and "summary.json" in err
-
-
-def test_help(run):
-    status, out, _ = run("report", "--help")
-    assert status == 0 and "For example `capsroute report`" in out and "None" not in out

@@ -162,8 +162,3 @@ def test_jobs_are_submitted_and_numbered(monkeypatch, run, tiny):
 def test_mistakes(run, arguments, message):
     status, _, err = run("reproduce", *arguments)
     assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and message in err
-
-
-def test_help(run):
-    status, out, _ = run("reproduce", "--help")
-    assert status == 0 and "For example `capsroute reproduce --list`" in out and "None" not in out

@@ -57,12 +57,6 @@ def test_it_serves_until_it_is_told_to_stop(checkpoint, number):
     assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 
-def test_help_has_an_example(run):
-    status, out, _ = run("serve", "--help")
-    assert status == 0
-    assert "capsroute serve inverted_small_multimnist" in out and "curl -F image=@" in out
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
