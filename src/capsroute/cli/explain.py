@@ -132,8 +132,7 @@ def _write_together(files: dict[Path, bytes]) -> None:
 
 
 def _print(explanation: Explanation) -> None:
-    named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
-    print(f"predicted: {named or 'nothing'}")
+    print(f"predicted: {explanation.answer}")
     print(f"heat map: {explanation.map}")
     table = Table("layer", "routing")
     for heading in ("entropy / log M", "never win"):

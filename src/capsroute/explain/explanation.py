@@ -50,6 +50,11 @@ class Explanation:
     """Whether a primary capsule sees more than half of the image."""
 
     @property
+    def answer(self) -> str:
+        """The classes predicted, in words."""
+        return ", ".join(self.class_names[index] for index in self.predicted) or "nothing"
+
+    @property
     def links(self) -> list[Link]:
         """The strongest child-parent links of every class, parents first."""
         return [link for index in self.classes for link in links_of(index, self.trees[index])]

@@ -57,12 +57,10 @@ summary { cursor: pointer; margin: .5rem 0; }
 def page(explanation: Explanation, image: Tensor) -> str:
     """The page for an explanation and its prepared image (C, H, W)."""
     original = picture(image)
-    named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
     rounds = explanation.iterations
     how_often = "" if rounds is None else f", {rounds} iteration{'s' * (rounds > 1)}"
-    title = f"{explanation.model}: {named or 'nothing'}"
     body = [
-        f"<h1>Predicted: {escape(named or 'nothing')}</h1>",
+        f"<h1>Predicted: {escape(explanation.answer)}</h1>",
         f'<p class="soft">{escape(explanation.model)}{how_often}</p>',
         *(f'<p class="note">{escape(note)}</p>' for note in explanation.notes()),
         _maps(explanation, original),
@@ -75,7 +73,8 @@ def page(explanation: Explanation, image: Tensor) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(f'{explanation.model}: {explanation.answer}')}</title>\n"
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n</body>\n</html>\n"
     )

@@ -67,8 +67,7 @@ class _Titles(NamedTuple):
 
 def _headline(explanation: Explanation, drawn: int) -> str:
     """What was predicted, in two lines at most; and, in a third, that not all of it is drawn."""
-    named = ", ".join(explanation.class_names[index] for index in explanation.predicted)
-    text = _wrapped(f"predicted: {named or 'nothing'}", int(0.96 * WIDTH / PLAIN))
+    text = _wrapped(f"predicted: {explanation.answer}", int(0.96 * WIDTH / PLAIN))
     asked = len(explanation.classes)
     if drawn < asked:
         text += f"\n{drawn} of {asked} classes shown; the .html page has them all"
