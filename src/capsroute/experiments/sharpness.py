@@ -4,10 +4,8 @@ LayerNorm undoes any scale of the votes, so all that the scale decides is how de
 is. The agreement of a trained model is scaled, and the model measured again.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,9 +82,3 @@ def _layers(model: InvertedCapsNet) -> list[InvertedCaps]:
 
 def _rms(tensor: Tensor) -> float:
     return tensor.detach().double().square().mean().sqrt().item()
-
-
-def read_sharper(results: Path) -> dict[str, dict[str, Any]]:
-    """What tools/sharper_routing.py wrote."""
-    files = sorted((results / FOLDER).glob("*.json"))
-    return {path.stem: json.loads(path.read_text()) for path in files}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from capsroute.experiments.figures import Figure, settling
 from capsroute.experiments.markdown import markdown_picture, markdown_table
 from capsroute.experiments.movement import SHOWN, read_movements
-from capsroute.experiments.sharpness import read_sharper
+from capsroute.experiments.sharpness import FOLDER as SHARPER
 
 BATCH_NORM = "batch_norm"  # folders under results/
 TUNING = "tuning"
@@ -34,9 +34,9 @@ class Studies(NamedTuple):
     def read(cls, results: Path) -> "Studies":
         return cls(
             read_movements(results),
-            read_sharper(results),
-            {path.stem: json.loads(path.read_text()) for path in _files(results / BATCH_NORM)},
-            {path.stem: _rows(path) for path in _files(results / TUNING)},
+            _read_all(results / SHARPER),
+            _read_all(results / BATCH_NORM),
+            {path.stem: _rows(path) for path in sorted((results / TUNING).glob("*.csv"))},
         )
 
     def sections(self, drawn: Mapping[str, Figure]) -> list[str]:
@@ -65,8 +65,8 @@ class Studies(NamedTuple):
         return [Figure("settling", caption, settling, lines)]
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.suffix in (".json", ".csv"))
+def _read_all(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
