@@ -193,7 +193,7 @@ class _Run:
         """
         rng = rng_state(self.job.device)  # random initial poses draw from it
         totals, epoch = self.train_step.totals, self.step / self.epoch_steps
-        loss, accuracy = totals.averages(self.job.sum(totals.sums.clone()))
+        loss, accuracy = averages(*self.job.sum(totals.sums.clone()).tolist())
         record: dict[str, Any] = {
             "step": self.step,
             "epoch": epoch,

@@ -12,7 +12,7 @@ from capsroute.data import EvalBatches, Split
 from capsroute.train.capture import Graphs
 from capsroute.train.config import Config
 from capsroute.train.distributed import Processes
-from capsroute.train.metrics import Pace, Totals, correct
+from capsroute.train.metrics import Pace, Totals, averages, correct
 from capsroute.train.step import TrainStep
 
 
@@ -70,7 +70,7 @@ class HeldOut:
                 break
             next(batches, None)
         self.model.train()
-        return None if cut else self.totals.averages(self.job.sum(self.totals.sums))
+        return None if cut else averages(*self.job.sum(self.totals.sums).tolist())
 
     def _run(self) -> Iterator[None]:
         for images, targets in self.batches:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,6 @@ class Totals:
         """`loss` is a mean over `count` images."""
         now = torch.stack([loss.detach() * count, right.sum(), torch.full_like(loss, count)])
         self.sums.add_(now)
-
-    @staticmethod
-    def averages(sums: Tensor) -> tuple[float, float]:
-        """(mean loss, accuracy in percent); NaN before the first image."""
-        return averages(*sums.tolist())
 
 
 class Glance:
@@ -102,8 +98,11 @@ class MetricsFile:
     def read(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        lines = self.path.read_text().splitlines()
-        return [json.loads(line) for line in lines if _is_whole(line)]
+        records = []
+        for line in self.path.read_text().splitlines():
+            with suppress(json.JSONDecodeError):  # killed while it wrote the last line
+                records.append(json.loads(line))
+        return records
 
     def append(self, record: dict[str, Any]) -> None:
         try:
@@ -119,14 +118,6 @@ class MetricsFile:
         kept = [record for record in self.read() if record["step"] <= step]
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         return kept
-
-
-def _is_whole(line: str) -> bool:
-    try:
-        json.loads(line)
-    except json.JSONDecodeError:  # the process was killed while it wrote the last line
-        return False
-    return True
 
 
 def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
