@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.activated import poses_of
 from capsroute.layers.dynamic import DynamicConvCaps, DynamicLinearCaps
 from capsroute.layers.em import EMClassCaps
 from capsroute.layers.inverted import InvertedCaps
@@ -180,7 +181,7 @@ def _held_primary(module: Any, features: Tensor) -> Tensor:
     channels = module.conv(features).permute(0, 2, 3, 1)
     sums = channels.unflatten(-1, (module.capsules, module.pose_dim))
     with torch.no_grad():
-        hold = _held_norm(module, sums, _poses(module(features)))
+        hold = _held_norm(module, sums, poses_of(module(features)))
     return hold(sums)
 
 
@@ -268,11 +269,6 @@ def _grid(poses: Tensor) -> Grid:
     if poses.ndim == 3:
         return 1, 1, poses.shape[1]
     return poses.shape[1], poses.shape[2], poses.shape[3]
-
-
-def _poses(capsules: Any) -> Tensor:
-    """Poses of capsules with or without activations (ablation C), as their parents see them."""
-    return capsules if isinstance(capsules, Tensor) else capsules.scaled()
 
 
 def _length(poses: Tensor) -> Tensor:

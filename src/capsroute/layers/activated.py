@@ -48,6 +48,11 @@ class ActivatedCapsules(NamedTuple):
         return self.poses * self.log_activations.exp().unsqueeze(-1)
 
 
+def poses_of(capsules: Tensor | ActivatedCapsules) -> Tensor:
+    """As they are read from above, whether they carry an activation or not."""
+    return capsules if isinstance(capsules, Tensor) else capsules.scaled()
+
+
 class ActivatedPrimaryCaps(PrimaryCaps):
     """Primary capsules, and one more convolution with a sigmoid for their activations."""
 

@@ -6,7 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from capsroute.layers.activated import ActivatedConvCaps, ActivatedLinearCaps, ActivatedPrimaryCaps
+from capsroute.layers.activated import (
+    ActivatedConvCaps,
+    ActivatedLinearCaps,
+    ActivatedPrimaryCaps,
+    poses_of,
+)
 from capsroute.layers.heads import SharedClassifier
 from capsroute.layers.inverted import ConvCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
@@ -117,20 +122,15 @@ class InvertedCapsNet(CapsuleClassifier):
     def compute_scores(self, images: Tensor) -> Tensor:
         features = self.backbone(images)
         if isinstance(self.primary, ActivatedPrimaryCaps):
-            return self.classifier(self._poses(self.capsules(self.primary(features))))
+            return self.classifier(poses_of(self.capsules(self.primary(features))))
         return self.classifier(self.capsules(self.primary(features, finish=False)))
 
     def route(self, images: Tensor) -> Routing:
         primary = self.primary(self.backbone(self.prepare(images)))
         top, history = self.capsules.route(primary)
-        poses = [[self._poses(capsules) for capsules in layer] for layer in history.poses]
-        scores = self.classifier(self._poses(top))
+        poses = [[poses_of(capsules) for capsules in layer] for layer in history.poses]
+        scores = self.classifier(poses_of(top))
         return Routing(scores, poses, history.coefficients, history.used)
-
-    @staticmethod
-    def _poses(capsules: Any) -> Tensor:
-        """Poses of capsules with or without activations (which scale the pose, see ablation C)."""
-        return capsules if isinstance(capsules, Tensor) else capsules.scaled()
 
 
 def _check_rows(rows: Sequence[Row], num_classes: int) -> None:
@@ -274,7 +274,6 @@ def inverted_vector_multimnist(task: Task, **options: Any) -> InvertedCapsNet:
     "diverse_multimnist",
     iterations=2,
     parameters=151_153,
-    paper_accuracy=None,
 )
 def inverted_small_multimnist(task: Task, **options: Any) -> InvertedCapsNet:
     """Ours: a small model for overlapping digits that trains on a CPU; no BatchNorm."""
