@@ -26,4 +26,9 @@ python3 benchmarks/memory.py > "$out/memory.csv" || echo "FAILED: memory"
 bench $resnet:2,4 --modes train --reference --repeats 20
 bench $resnet:1,3,4,5 --modes infer
 bench $resnet:1,3,5 --modes train --reference --repeats 20
+bench em_simple_cifar10 dynamic_simple_cifar10 cnn_cifar10 resnet18_cifar10 --modes train
+bench inverted_simple_cifar10:1,2,3,5 em_resnet_cifar10 dynamic_resnet_cifar10 --modes train
+bench inverted_resnet_cifar100 inverted_simple_cifar10 em_simple_cifar10 dynamic_simple_cifar10 \
+    cnn_cifar10 resnet18_cifar10 inverted_vector_multimnist inverted_matrix_multimnist \
+    inverted_matrix_multimnist_wide dynamic_vector_multimnist cnn_multimnist --modes infer
 bench $resnet:2 --backbone timm/resnet50 --image-size 224
