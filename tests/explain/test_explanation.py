@@ -130,6 +130,14 @@ def test_explaining_leaves_the_model_alone():
     assert not model.training
 
 
+def test_compiled_and_in_inference_mode_the_explanation_is_the_same():
+    model, image = example("inverted")
+    expected = explain(model, image)
+    with torch.inference_mode():
+        got = explain(torch.compile(model, backend="eager"), image.clone())
+    assert got.as_dict() == expected.as_dict()
+
+
 def test_a_model_in_training_mode_is_explained_as_it_will_predict():
     """The mode that `create_model` leaves a model in; of this one, BatchNorm minds."""
     model, image = example("em")

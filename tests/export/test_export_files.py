@@ -159,8 +159,16 @@ def test_scores_that_are_no_number_do_not_pass(tmp_path):
 
 def test_the_model_is_left_as_it_was(tmp_path):
     model = make("inverted", iterations=1).train()
+    model.backbone.eval()  # frozen, as docs/fine-tuning.md does it
     export_model(model, "torch-export", tmp_path / "model.pt2", batch=1)
     assert model.training and all(p.grad is None for p in model.parameters())
+    assert not any(module.training for module in model.backbone.modules())
+
+
+@pytest.mark.parametrize("to", ["torch-export", "safetensors"])
+def test_a_compiled_model_is_exported(tmp_path, to):
+    compiled = torch.compile(make("inverted", iterations=1), backend="eager")
+    assert export_model(compiled, to, tmp_path / "model") < 1e-4
 
 
 def test_wrong_arguments_are_one_line(tmp_path):

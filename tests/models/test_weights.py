@@ -1,7 +1,10 @@
 """Weights on disk."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import capsroute
 from capsroute import create_model
@@ -28,6 +31,42 @@ def test_a_file_describes_its_model(saved):
     assert metadata["model"] == "inverted_small_multimnist" and metadata["iterations"] == 2
     assert load_model(path, iterations=4).iterations == 4
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_compiled_model_is_written_as_it_is_without(saved, tmp_path):
+    model, path = saved
+    whole = torch.compile(model, backend="eager")
+    part = copy.deepcopy(model)
+    part.backbone = torch.compile(part.backbone, backend="eager")
+    for compiled in (whole, part):
+        save_model(compiled, tmp_path / "compiled.safetensors")
+        assert (tmp_path / "compiled.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_tied_weights_are_written_under_each_of_their_names(saved, tmp_path):
+    model, _ = saved
+    model.primary.norm.weight = model.capsules.layers[0].norm.weight
+    model.primary.norm.weight.data.uniform_()
+    save_model(model, tmp_path / "tied.safetensors")
+    again = load_model(tmp_path / "tied.safetensors")
+    assert torch.equal(again.primary.norm.weight, model.primary.norm.weight)
+    assert torch.equal(again.capsules.layers[0].norm.weight, model.primary.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 2), r"`model` must be a model of capsroute, got a Linear$"),
+        (
+            nn.DataParallel(create_model("inverted_small_multimnist")),
+            r"got a DataParallel; pass its `\.module`",
+        ),
+    ],
+)
+def test_what_is_no_model_is_not_written(model, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        save_model(model, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_that_do_not_fit_are_refused_in_one_line(saved, tmp_path):

@@ -17,7 +17,7 @@ from capsroute.explain.flow import follow
 from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
-from capsroute.models.base import ImageClassifier, class_names_of, evaluating
+from capsroute.models.base import ImageClassifier, class_names_of, evaluating, unwrapped
 from capsroute.nearest import nearest
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too; class after class
@@ -173,6 +173,7 @@ def explain(
             none was.
         map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
     """
+    model = unwrapped(model)
     check_explainable(model)
     if map is not None and map not in MAPS:
         raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
@@ -184,8 +185,9 @@ def explain(
     if image.ndim != 3:
         raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
     asked = _class_indices(classes or [], class_names_of(model))
-    with evaluating(model):
-        return _explain(model, image.to(next(model.parameters()).device), asked, map)
+    with evaluating(model), torch.inference_mode(False):  # the heat is made of gradients
+        image = image.clone().to(next(model.parameters()).device)
+        return _explain(model, image, asked, map)
 
 
 def _explain(

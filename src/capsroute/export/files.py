@@ -11,7 +11,7 @@ import capsroute
 from capsroute.export.graph import onnx_bytes, pt2_bytes
 from capsroute.export.loading import load_scores
 from capsroute.files import write_whole
-from capsroute.models.base import ImageClassifier, class_names_of, evaluating
+from capsroute.models.base import ImageClassifier, class_names_of, evaluating, unwrapped
 from capsroute.models.description import Run
 from capsroute.models.weights import load_model, save_model
 
@@ -44,6 +44,7 @@ def export_model(
         raise ValueError(f"`to` must be one of {', '.join(FORMATS)}, got {to!r}")
     if batch is not None and (batch < 1 or to == "safetensors"):
         raise ValueError(f"`batch` must be at least 1, and goes with a graph only, got {batch}")
+    model = unwrapped(model)
     tell(f"making {Path(path).name}")
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model{FORMATS[to]}"

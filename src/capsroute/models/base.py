@@ -234,6 +234,18 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def unwrapped(model: nn.Module) -> ImageClassifier:
+    """The model itself, also where `torch.compile` wrapped it, or a one-line TypeError."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, ImageClassifier):
+        return model
+    inside = [
+        n for n in ("model", "module") if isinstance(getattr(model, n, None), ImageClassifier)
+    ]
+    hint = f"; pass its `.{inside[0]}`" if inside else ""
+    raise TypeError(f"`model` must be a model of capsroute, got a {type(model).__name__}{hint}")
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation mode inside, and each of its modules as it was after."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsroute.files import write_whole
-from capsroute.models.base import ImageClassifier
+from capsroute.models.base import ImageClassifier, unwrapped
 from capsroute.models.registry import create_model, list_models
 
 METADATA_KEY = "capsroute"
@@ -24,10 +24,12 @@ def save_model(
 ) -> None:
     """Write weights and metadata (name, options, class names); whole or not at all.
 
-    `weights` are written in place of the model's own, such as an average of them.
+    `weights` are written in place of the model's own, such as an average of them. Weights under two
+    names are written under both. A compiled model is written as it is without `torch.compile`.
     """
+    model = unwrapped(model)
     weights = model.state_dict() if weights is None else weights
-    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    tensors = _on_their_own(weights)
     config = model.config
     if model.iterations != model.task.iterations:  # changed after it was built
         config = {**config, "iterations": model.iterations}
@@ -43,6 +45,19 @@ def save_model(
     # one entry: safetensors writes several in no fixed order, and equal models shall be equal files
     metadata = {METADATA_KEY: json.dumps(description)}
     write_whole(Path(path), safetensors.torch.save(tensors, metadata))
+
+
+def _on_their_own(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors takes them: on the CPU, and none in the memory of another."""
+    tensors: dict[str, Tensor] = {}
+    taken = set()
+    for key, value in weights.items():
+        tensor = value.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in taken:  # tied to another
+            tensor = tensor.clone()
+        taken.add(tensor.untyped_storage().data_ptr())
+        tensors[key.replace("_orig_mod.", "")] = tensor  # what `torch.compile` calls a part
+    return tensors
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
