@@ -39,6 +39,18 @@ def test_images_of_any_precision_are_taken_in_the_models_own(own, given):
     assert model(images[:0]).dtype == scores.dtype
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_from_the_meta_device_normalises_once_it_has_weights(assign):
+    model = capsroute.create_model("inverted_simple_cifar10", image_size=14).eval()
+    with torch.device("meta"):
+        empty = capsroute.create_model("inverted_simple_cifar10", image_size=14).eval()
+    if not assign:
+        empty.to_empty(device="cpu").normalize.std.fill_(torch.nan)  # what was there, at worst
+    empty.load_state_dict(model.state_dict(), assign=assign)
+    images = torch.rand(2, 3, 14, 14)
+    assert torch.equal(empty(images), model(images))
+
+
 CLASSES = 3
 ROWS = [Primary(2), Conv(2), Linear(CLASSES)]
 

@@ -39,7 +39,8 @@ class Normalize(nn.Module):
     """(images − mean) / std, channel by channel.
 
     Buffers, so that exports carry them; not part of the state dict, since they follow from the
-    `Task` and were never learned.
+    `Task` and were never learned. A model that was built on the meta device has lost them: they
+    are filled again when its weights are loaded.
     """
 
     mean: Tensor
@@ -47,8 +48,21 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.values = {"mean": tuple(mean), "std": tuple(std)}
+        for name, value in self.values.items():
+            self.register_buffer(name, torch.tensor(value).view(-1, 1, 1), persistent=False)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *others: Any
+    ) -> None:
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        for name, value in self.values.items():
+            buffer = getattr(self, name)
+            if buffer.is_meta and assign:
+                buffer = torch.empty_like(buffer, device="cpu")
+                setattr(self, name, buffer)
+            buffer.copy_(torch.tensor(value, device="cpu").view(-1, 1, 1))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std
