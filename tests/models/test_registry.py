@@ -172,6 +172,47 @@ def test_normalisation_can_be_switched_off(tmp_path):
         create_model("inverted_simple_cifar10", mean=None)
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        (0.5, 0.5, "`mean` must be a number for each channel, got 0.5"),
+        ((0.5, "x", 0.5), (0.5,) * 3, r"`mean` must be a number for each channel, got \(0.5, 'x'"),
+        ((0.5,) * 3, (0.5, 0.0, 0.5), r"`std` must be a positive number for each channel, got \(0"),
+        (torch.full((3, 1, 1), 0.5), (0.5,) * 3, r"`mean` must be a number .* got \(\(\(0.5,"),
+    ],
+)
+def test_normalisations_without_sense_are_told_in_one_line(mean, std, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        create_model("inverted_simple_cifar10", image_size=14, mean=mean, std=std)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_may_come_from_data(tmp_path):
+    """As NumPy and PyTorch count and measure them; the file that is saved has Python's."""
+    images = torch.rand(5, 3, 14, 15)
+    model = create_model(
+        "inverted_simple_cifar10",
+        num_classes=torch.tensor([0, 2]).max() + 1,
+        image_size=np.array(images.shape[2:]),
+        mean=images.mean(dim=(0, 2, 3)),
+        std=images.numpy().std(axis=(0, 2, 3)),
+        scale=np.float32(0.5),
+    ).eval()
+    assert (model.num_classes, model.image_size) == (3, (14, 15))
+    save_model(model, tmp_path / "model.safetensors")
+    assert torch.equal(load_model(tmp_path / "model.safetensors").eval()(images), model(images))
+
+
+def test_a_number_that_would_have_to_learn_is_none():
+    with pytest.raises(TypeError, match="`scale` must be a number, got a Tensor"):
+        create_model("inverted_small_multimnist", scale=torch.nn.Parameter(torch.tensor(0.5)))
+
+
+def test_a_file_is_no_value_of_pretrained():
+    with pytest.raises(ValueError, match=r"True or False, got 'x\.pt'; `load_model` reads files"):
+        create_model("inverted_small_multimnist", pretrained="x.pt")
+
+
 @pytest.fixture
 def own_models(monkeypatch):
     """Two models of one's own, gone after the test."""

@@ -1,5 +1,6 @@
 """What every model of the registry has in common."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,15 @@ def _check_count(argument: str, value: Any) -> None:
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 
+def _check_channels(argument: str, values: Any, above: float) -> None:
+    if values is None:
+        return
+    numbers = isinstance(values, Sequence) and all(isinstance(v, int | float) for v in values)
+    if not numbers or not values or not all(above < value < math.inf for value in values):
+        sign = "positive " if above == 0 else ""
+        raise ValueError(f"`{argument}` must be a {sign}number for each channel, got {values!r}")
+
+
 @dataclass(frozen=True)
 class Task:
     """What a model is built for. Every field can be changed through `create_model`."""
@@ -107,6 +117,8 @@ class Task:
             _check_count("iterations", self.iterations)
         if (self.mean is None) != (self.std is None):
             raise ValueError(f"`mean` and `std` go together, got {self.mean} and {self.std}")
+        _check_channels("mean", self.mean, -math.inf)
+        _check_channels("std", self.std, 0)
 
     def normalization(self) -> nn.Module:
         """For another number of channels than `mean` has, its average serves all of them."""

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 from capsroute.models.base import TASKS, ImageClassifier, Size, Task, count_parameters
@@ -145,6 +144,10 @@ def create_model(
         "schedule": schedule,
         **overrides,
     }
+    if not isinstance(pretrained, bool):
+        raise ValueError(
+            f"`pretrained` must be True or False, got {pretrained!r}; `load_model` reads files"
+        )
     requested = {
         key: _plain(value)
         for key, value in requested.items()
@@ -166,5 +169,7 @@ def create_model(
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's integers, such as `labels.max() + 1`, as Python's, which a saved file can hold."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    """Numbers of NumPy and PyTorch, such as `labels.max() + 1`, as a saved file can hold them."""
+    if hasattr(value, "tolist") and not getattr(value, "requires_grad", False):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
