@@ -112,6 +112,7 @@ def test_exports_with_any_batch_size():
     [
         (lambda: EMPrimaryCaps(1, 2, 5), "`pose_dim` must be a square for matrix poses, got 5"),
         (lambda: EMPrimaryCaps(1, 0, 4), "`capsules` must be an integer of at least 1, got 0"),
+        (lambda: EMPrimaryCaps(1, 2, 4)(torch.zeros(1, 3, 3)), r"`features` .* got \(1, 3, 3\)"),
         (lambda: EMConvCaps(1, 2, 8, 3), "`pose_dim` must be a square for matrix poses, got 8"),
         (lambda: EMConvCaps(1, 2, 4, 0), "`kernel_size` must be .* at least 1, got 0"),
         (lambda: EMConvCaps(1, 2, 4, 3, stride=0), "`stride` must be .* at least 1, got 0"),

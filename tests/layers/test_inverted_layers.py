@@ -40,6 +40,14 @@ from capsroute.ops.inverted import routing_step
         (lambda: DynamicLinearCaps(2, 2, 4, 4, impl="tritn"), "'triton', got 'tritn'"),
         (lambda: LinearCaps(3, 2, 4)(torch.zeros(3, 4)), r"shape \(B, in, d\) or .* got \(3, 4\)"),
         (lambda: CapsuleStack([], iterations=1), "`layers` must hold one layer at least, got none"),
+        (
+            lambda: CapsuleStack([DynamicLinearCaps(2, 2, 4, 4)], iterations=2),
+            "one routing step a call, as ConvCaps does, got a DynamicLinearCaps, which does all",
+        ),
+        (
+            lambda: PrimaryCaps(2, 2, 4)(torch.zeros(2, 5, 5)),
+            r"`features` must have shape \(B, C, H, W\), got \(2, 5, 5\)",
+        ),
     ],
 )
 def test_mistakes(build, message):

@@ -36,6 +36,11 @@ def matrix_side(pose_dim: int) -> int:
     return side
 
 
+def check_features(features: Tensor) -> None:
+    if features.ndim != 4:
+        raise ValueError(f"`features` must have shape (B, C, H, W), got {tuple(features.shape)}")
+
+
 def in_one_row(children: Tensor) -> Tensor:
     """Children of a linear layer: (B, H, W, capsules, d) as (B, in, d)."""
     if children.ndim < 3:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_counts, matrix_side
+from capsroute.layers.checks import check_counts, check_features, matrix_side
 from capsroute.ops.em import em_routing, em_routing_history
 from capsroute.ops.vote_tiles import Parents, at_least_float32
 
@@ -30,6 +30,7 @@ class EMPrimaryCaps(nn.Module):
         self.activation = nn.Conv2d(in_channels, capsules, 1)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        check_features(features)
         poses = self.pose(features).movedim(1, -1).unflatten(-1, (self.capsules, self.pose_dim))
         logits = self.activation(features).movedim(1, -1)
         poses, logits = at_least_float32(poses, logits)

@@ -5,7 +5,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_choice, check_counts
+from capsroute.layers.checks import check_choice, check_counts, check_features
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 
@@ -67,6 +67,7 @@ class PrimaryCaps(nn.Module):
         return self.norm(poses) if finish else Unfinished(poses, self.norm.learned())
 
     def _poses(self, features: Tensor) -> Tensor:
+        check_features(features)
         # channels last, so that the poses come out contiguous: LayerNorm would copy them otherwise
         features = features.contiguous(memory_format=torch.channels_last)
         channels = self.conv(features).permute(0, 2, 3, 1)

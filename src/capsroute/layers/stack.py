@@ -1,14 +1,19 @@
 """Runs a schedule over a stack of capsule layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from capsroute.layers.checks import check_choice, check_counts
+from capsroute.layers.dynamic import DynamicConvCaps, DynamicLinearCaps
+from capsroute.layers.em import EMClassCaps, EMConvCaps
 from capsroute.layers.inverted import InvertedCaps
 from capsroute.ops import schedule as schedules
 from capsroute.ops.inverted.norm import Unfinished
+
+BY_THEMSELVES = (DynamicConvCaps, DynamicLinearCaps, EMConvCaps, EMClassCaps)
 
 
 @dataclass
@@ -33,12 +38,18 @@ class CapsuleStack(nn.Module):
     """
 
     def __init__(
-        self, layers: list[nn.Module], *, iterations: int, schedule: str = "concurrent"
+        self, layers: Sequence[nn.Module], *, iterations: int, schedule: str = "concurrent"
     ) -> None:
         super().__init__()
         check_counts(iterations=iterations)
         if not layers:
             raise ValueError("`layers` must hold one layer at least, got none")
+        for layer in layers:
+            if isinstance(layer, BY_THEMSELVES):
+                raise ValueError(
+                    "`layers` must take one routing step a call, as ConvCaps does, got a "
+                    f"{type(layer).__name__}, which does all its iterations: call it by itself"
+                )
         check_choice("schedule", schedule, schedules.SCHEDULES)
         self.layers = nn.ModuleList(layers)
         self.iterations, self.schedule = iterations, schedule
