@@ -64,6 +64,11 @@ def test_spread(batch):
     assert loss.item() == pytest.approx(total / 4)
 
 
+def test_spread_takes_no_rows():
+    with pytest.raises(ValueError, match=r"`targets` must be class indices .* got \(2, 3\)"):
+        losses.spread(torch.rand(2, 3), torch.eye(3)[:2])
+
+
 def test_spread_margin_rises_over_ten_epochs():
     assert losses.spread_margin(0) == pytest.approx(0.2)
     assert losses.spread_margin(5) == pytest.approx(0.55)

@@ -1,7 +1,7 @@
 """Losses on class scores.
 
-Targets are class indices (B,) or rows (B, classes): multi-hot, or shares of mixed images. Every
-loss is a mean over the batch.
+Targets are class indices (B,) or, but for `spread`, rows (B, classes): multi-hot, or shares of
+mixed images. Every loss is a mean over the batch.
 """
 
 import torch
@@ -47,6 +47,10 @@ def margin(
 
 def spread(activations: Tensor, targets: Tensor, *, margin: float | Tensor = 0.2) -> Tensor:
     """EM routing's loss: the right class's activation leads every other by `margin`."""
+    if targets.ndim != 1:
+        raise ValueError(
+            f"`targets` must be class indices (B,) for `spread`, got {tuple(targets.shape)}"
+        )
     right = activations.gather(1, targets[:, None])
     behind = F.relu(margin - (right - activations)).square()
     return (behind * (1.0 - multi_hot(activations, targets))).sum(dim=-1).mean()

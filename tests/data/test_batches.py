@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import Subset
 
 from capsroute.data import ArraySplit, Augment, DiverseMultiMNIST, EvalBatches, TrainBatches
 from capsroute.data.image_folder import FolderSplit
@@ -245,6 +247,8 @@ def test_streamed_batches_equal_those_in_memory(folder_split):
 def test_array_split_checks_its_arrays():
     with pytest.raises(TypeError, match=r"`images` is torch.float32 .* expected uint8"):
         ArraySplit(torch.zeros(2, 1, 3, 3), torch.zeros(2))
+    with pytest.raises(TypeError, match=r"must be tensors, got ndarray and Tensor"):
+        ArraySplit(np.zeros((2, 1, 4, 4), np.uint8), torch.zeros(2))
     with pytest.raises(ValueError, match=r"`targets` has 3 rows for 2 images"):
         ArraySplit(torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.zeros(3))
 
@@ -261,6 +265,13 @@ def test_array_split_checks_its_arrays():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         TrainBatches(make_split(), **arguments)
+
+
+@pytest.mark.parametrize("batches", [TrainBatches, EvalBatches])
+def test_subsets_of_pytorch_are_for_its_loader(batches):
+    split = ArraySplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2))
+    with pytest.raises(TypeError, match=r"`split` must be .*, got a Subset: PyTorch's `Data"):
+        batches(Subset(split, [0]), 1)
 
 
 def test_empty_split():

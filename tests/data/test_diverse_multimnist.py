@@ -207,5 +207,7 @@ def test_bad_sources(mnist):
         DiverseMultiMNIST.from_digits(images, torch.tensor([4, 4, 4]))
     with pytest.raises(DataError, match=r"of 0 to 9"):
         DiverseMultiMNIST.from_digits(images, torch.tensor([4, 10, 4]))
+    with pytest.raises(DataError, match=r"`digits` is torch.float32; expected uint8"):
+        DiverseMultiMNIST.from_digits(images / 255, torch.tensor([1, 2, 3]))
     with pytest.raises(DataError, match=r"`digits` has shape \(3, 27, 28\)"):
         DiverseMultiMNIST.from_digits(images[:, 1:], torch.tensor([1, 2, 3]))

@@ -235,6 +235,11 @@ def _share(count: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def _check_share(split: Split, batch_size: int, rank: int, world: int) -> None:
+    if not hasattr(split, "render"):
+        raise TypeError(
+            f"`split` must be a part of a dataset, such as `dataset.train`, got a "
+            f"{type(split).__name__}: PyTorch's `DataLoader` takes that"
+        )
     if len(split) == 0:
         raise ValueError("`split` is empty; expected one image at least")
     if batch_size < 1:

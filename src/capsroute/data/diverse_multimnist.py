@@ -67,6 +67,8 @@ class DiverseMultiMNIST:
     @classmethod
     def from_digits(cls, digits: Tensor, labels: Tensor, length: int = EPOCH) -> DiverseMultiMNIST:
         """A source over uint8 `digits` `(n, 28, 28)` and their int64 `labels` `(n,)`."""
+        if digits.dtype != torch.uint8:
+            raise DataError(f"`digits` is {digits.dtype}; expected uint8 in [0, 255]")
         if digits.shape[1:] != (DIGIT, DIGIT) or len(digits) != len(labels):
             raise DataError(
                 f"`digits` has shape {tuple(digits.shape)} and `labels` {tuple(labels.shape)}; "

@@ -68,6 +68,9 @@ class ArraySplit:
     generated = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.images, Tensor) or not isinstance(self.targets, Tensor):
+            kinds = f"{type(self.images).__name__} and {type(self.targets).__name__}"
+            raise TypeError(f"`images` and `targets` must be tensors, got {kinds}")
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise TypeError(
                 f"`images` is {self.images.dtype} with shape {tuple(self.images.shape)}; "
