@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, random_split
 
 from capsroute.data import ArraySplit, DataError, DiverseMultiMNIST, EvalBatches, TrainBatches
 from capsroute.data.image_folder import FolderSplit
@@ -37,6 +37,16 @@ def test_a_data_loader_gives_the_images_of_our_own_batches(make, workers, tmp_pa
     for (images, targets), (expected, labels) in zip(theirs, ours, strict=True):
         assert images.dtype == torch.float32 and targets.dtype == torch.int64
         assert torch.equal(images, expected) and torch.equal(targets, labels)
+
+
+@pytest.mark.parametrize("make", [held_in_memory, decoded_on_demand])
+def test_pytorch_joins_and_parts_them(make, tmp_path, mnist):
+    split = make(tmp_path, mnist)
+    assert isinstance(split, Dataset)  # what type checkers want of a loader's argument
+    both = split + split
+    assert len(both) == 14 and torch.equal(both[9][0], split[2][0])
+    parts = random_split(split, [3, 4])
+    assert sorted(int(label) for part in parts for _, label in part) == list(range(7))
 
 
 @pytest.mark.parametrize("make", [held_in_memory, decoded_on_demand])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .errors import DataError
 from .rng import GeneratorDraws, Purpose, below, image_draws
-from .splits import Batch, render_one, resolve_device, row_of
+from .splits import Batch, Split, render_one, resolve_device, row_of
 
 CANVAS = 36
 DIGIT = 28
@@ -39,7 +39,7 @@ TEST_IMAGES = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class DiverseMultiMNIST:
+class DiverseMultiMNIST(Split):
     """An endless source of images; a `Split` whose epochs are 60,000 new images each.
 
     `render` and `generate` run a dozen kernels on the device, never wait for it and depend on

@@ -30,7 +30,7 @@ from torch import Tensor
 from .decoding import GREY_MODES, decode, open_image, why_unreadable
 from .errors import DataError
 from .listing import ImageFile, Listing, Skipped, find_images
-from .splits import CPU, ArraySplit, Batch, move, render_one, resolve_device, row_of
+from .splits import CPU, ArraySplit, Batch, Split, move, render_one, resolve_device, row_of
 
 LARGEST_INFERRED = 64
 """The side that images are brought to when they are larger and no size was asked for."""
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class FolderSplit:
+class FolderSplit(Split):
     """Images decoded when a batch asks for them. See `ArraySplit` for those held in memory."""
 
     paths: tuple[Path, ...]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch import Tensor
 
 from .augment import to_float
@@ -21,31 +22,38 @@ Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
 
 
-class Split(Protocol):
-    """A part of a dataset: training, validation or test images with their targets."""
+class Split(torch.utils.data.Dataset[Batch], ABC):
+    """A part of a dataset: training, validation or test images with their targets.
 
+    A dataset of PyTorch, too, for its `DataLoader`, `Subset` and `random_split`.
+    """
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Batch:
-        """An image as models take it, float `(C, H, W)` in [0, 1], and its target.
-
-        With `__len__` this is a dataset for `torch.utils.data.DataLoader`.
-        """
+        """An image as models take it, float `(C, H, W)` in [0, 1], and its target."""
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where `render` leaves its results."""
 
     @property
+    @abstractmethod
     def resident(self) -> bool:
         """Whether the images live on `device` (or are generated there); else they stream."""
 
     @property
+    @abstractmethod
     def generated(self) -> bool:
         """Whether `render` itself reads an image's random numbers; augmentation needs others."""
 
+    @abstractmethod
     def to(self, device: torch.device | str) -> Split: ...
 
+    @abstractmethod
     def render(self, plan: Tensor) -> Batch:
         """uint8 images `(n, C, H, W)` and targets (int64 `(n,)` or float `(n, classes)`).
 
@@ -55,7 +63,7 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySplit:
+class ArraySplit(Split):
     """Images held whole: uint8 `(n, C, H, W)`, with int64 labels or float multi-hot targets.
 
     On a device too full to hold them, `to` leaves the images in host memory and `render` moves
