@@ -225,6 +225,18 @@ def test_second_derivatives_are_right_or_refused(case):
         penalised("tiled").backward()
 
 
+def test_transforms_of_pytorch_are_right_or_refused():
+    (children, weight, parents), stride = random_layer(CASES["conv vector"])
+
+    def summed(children, impl):
+        return routing_step(children, weight, parents, stride=stride, impl=impl).sum()
+
+    (expected,) = torch.autograd.grad(summed(children, "tiled"), children)
+    torch.testing.assert_close(torch.func.grad(summed)(children, "reference"), expected)
+    with pytest.raises(ValueError, match=r"`impl` must be 'reference' inside torch\.func .*tiled'"):
+        torch.func.grad(summed)(children, "auto")
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("with_parents", [True, False])
 @pytest.mark.parametrize("case", CASES)

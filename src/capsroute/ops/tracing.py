@@ -26,6 +26,12 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+@constant_while_tracing
+def is_transformed() -> bool:
+    """Whether `torch.func` (grad, jacrev, jvp, vmap) is at work: what `Function.apply` asks."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor.to(dtype)`, left out where it changes nothing.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsroute.ops.inverted.once import refuse
 from capsroute.ops.precision import own_precision
-from capsroute.ops.tracing import cast
+from capsroute.ops.tracing import cast, is_transformed
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
 TILE_BYTES = {"cpu": 2 << 20}
@@ -33,6 +33,11 @@ def routing_step(
 ) -> tuple[Tensor, Tensor | None]:
     """Same contract as `reference.routing_step`; the coefficients carry no gradient here."""
     if parents is not None:
+        if is_transformed():
+            raise ValueError(
+                "`impl` must be 'reference' inside torch.func (grad, jacrev, jvp, vmap), "
+                "got 'tiled'"
+            )
         poses, coefficients = _TiledStep.apply(
             children, weight, parents, stride, scale, return_coefficients
         )
