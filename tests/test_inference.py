@@ -189,6 +189,15 @@ def test_predict_takes_pictures():
     assert predictor.predict([]) == []
 
 
+@pytest.mark.parametrize("picture", ["cat.png", torch.rand(1, 20, 20)])
+def test_what_is_no_picture_is_told_in_one_line(picture):
+    predictor = Predictor.from_model(
+        capsroute.create_model("inverted_small_multimnist", image_size=20), device="cpu"
+    )
+    with pytest.raises(TypeError, match=r"must be a picture of Pillow, got a (str|Tensor); `Image"):
+        predictor.predict([picture])
+
+
 def test_an_answer_has_one_shape_for_json():
     answer = Prediction(["bee"], [("bee", 0.75), ("cat", 0.25)], "a light ground")
     bee, cat = {"label": "bee", "probability": 0.75}, {"label": "cat", "probability": 0.25}

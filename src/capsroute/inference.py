@@ -137,6 +137,11 @@ class Predictor:
 
         A JPEG that was opened and not yet read is decoded at a fraction of its size.
         """
+        if not isinstance(image, Image.Image):
+            raise TypeError(
+                f"`image` must be a picture of Pillow, got a {type(image).__name__}; "
+                "`Image.open` reads a file, `answer` takes prepared tensors"
+            )
         if self.in_channels not in (1, 3):
             raise ValueError(
                 f"{self.name} takes images of {self.in_channels} channels; "

@@ -107,6 +107,8 @@ def test_wrong_arguments_are_one_line():
         explain(model, image, map="heat")
     with pytest.raises(ValueError, match=r"`image` must have shape \(C, H, W\)"):
         explain(model, image[None])
+    with pytest.raises(ValueError, match=r"`image` must have shape \(C, H, W\)"):
+        draw_explanation(explain(model, image), image[None])
     with pytest.raises(TypeError, match=r"`image` must be a tensor \(C, H, W\), got Image; `Pred"):
         explain(model, Image.new("L", (24, 24)))
     with pytest.raises(ValueError, match="`classes` must name classes, got '11'; did you mean '1'"):

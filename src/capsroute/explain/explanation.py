@@ -177,13 +177,7 @@ def explain(
     check_explainable(model)
     if map is not None and map not in MAPS:
         raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
-    if not isinstance(image, Tensor):
-        raise TypeError(
-            f"`image` must be a tensor (C, H, W), got {type(image).__name__}; "
-            "`Predictor.prepare` makes one of a picture"
-        )
-    if image.ndim != 3:
-        raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
+    _check_image(image)
     asked = _class_indices(classes or [], class_names_of(model))
     with evaluating(model), torch.inference_mode(False):  # the heat is made of gradients
         image = image.clone().to(next(model.parameters()).device)
@@ -239,6 +233,16 @@ def _class_index(one: int | str, names: list[str]) -> int:
     return one
 
 
+def _check_image(image: Tensor) -> None:
+    if not isinstance(image, Tensor):
+        raise TypeError(
+            f"`image` must be a tensor (C, H, W), got {type(image).__name__}; "
+            "`Predictor.prepare` makes one of a picture"
+        )
+    if image.ndim != 3:
+        raise ValueError(f"`image` must have shape (C, H, W), got {tuple(image.shape)}")
+
+
 def _to_unit(heat: Tensor) -> np.ndarray:
     values = heat.detach().cpu().double().numpy()
     return values / max(values.max(), 1e-30)
@@ -255,6 +259,7 @@ def overlay(heat: np.ndarray, colour: str) -> Image.Image:
 
 def picture(image: Tensor) -> Image.Image:
     """A prepared image, (C, H, W) in [0, 1], as one to look at."""
+    _check_image(image)
     pixels = (image.detach().cpu().clamp(0, 1) * 255).round().byte()
     if len(pixels) not in (1, 3):  # neither grey nor colour: the mean of the channels
         pixels = pixels.float().mean(dim=0, keepdim=True).round().byte()
