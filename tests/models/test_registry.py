@@ -242,6 +242,28 @@ def test_options_are_those_that_a_models_function_takes(own_models):
     assert model.capsules.schedule == "sequential" and model.config == {"layer_norm": False}
 
 
+def test_a_function_that_returns_no_model_is_named(own_models):
+    @registry.register(InvertedCapsNet, "diverse_multimnist", iterations=2)
+    def forgetful(task):
+        small(task)
+
+    with pytest.raises(TypeError, match="forgetful must return an ImageClassifier, got NoneType"):
+        create_model("forgetful")
+
+
+def test_a_name_may_be_registered_again_unless_it_is_one_of_ours(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    add = registry.register(InvertedCapsNet, "diverse_multimnist", iterations=2)
+
+    def mine(task):
+        return small(task)
+
+    add(add(mine))  # as a cell of a notebook that runs twice
+    mine.__name__ = "inverted_resnet_cifar10"
+    with pytest.raises(ValueError, match=r"of its own, got 'inverted_resnet_cifar10' of capsroute"):
+        add(mine)
+
+
 @pytest.mark.parametrize("name", ["inverted_simple_cifar10", "em_simple_cifar10"])
 def test_autocast_gives_float32_scores(name):
     model = create_model(name, image_size=14, iterations=2)

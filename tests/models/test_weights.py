@@ -8,6 +8,7 @@ from torch import nn
 
 import capsroute
 from capsroute import create_model
+from capsroute.inference import Predictor
 from capsroute.models import registry
 from capsroute.models.weights import load_model, read_metadata, save_model
 
@@ -67,6 +68,19 @@ def test_what_is_no_model_is_not_written(model, message, tmp_path):
     with pytest.raises(TypeError, match=message):
         save_model(model, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_every_class_has_a_name_or_none(saved, tmp_path):
+    model, _ = saved
+    model.class_names = ["a", "b"]
+    message = "`class_names` must name the 3 classes of inverted_small_multimnist, got 2"
+    for use in (
+        Predictor.from_model,
+        lambda model: save_model(model, tmp_path / "two.safetensors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use(model)
+    assert not (tmp_path / "two.safetensors").exists()
 
 
 def test_files_that_do_not_fit_are_refused_in_one_line(saved, tmp_path):

@@ -251,8 +251,15 @@ class CapsuleClassifier(ImageClassifier):
 
 
 def class_names_of(model: ImageClassifier) -> list[str]:
-    """The model's, or numbers where it has none."""
-    return model.class_names or [str(index) for index in range(model.num_classes)]
+    """The model's own, or numbers where it has none; one for each score, or a one-line error."""
+    if model.class_names is None:
+        return [str(index) for index in range(model.num_classes)]
+    if len(model.class_names) != model.num_classes:
+        raise ValueError(
+            f"`class_names` must name the {model.num_classes} classes of {model.name}, "
+            f"got {len(model.class_names)}"
+        )
+    return list(model.class_names)
 
 
 def count_parameters(module: nn.Module) -> int:

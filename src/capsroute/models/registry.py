@@ -84,6 +84,9 @@ def register(
 
     def add(build: Builder) -> Builder:
         name = build.__name__
+        owner = _REGISTRY[name].build.__module__ if name in _REGISTRY else build.__module__
+        if owner.startswith("capsroute.") and owner != build.__module__:
+            raise ValueError(f"a model must have a name of its own, got {name!r} of {owner}")
         _REGISTRY[name] = ModelInfo(name, build, family, dataset, task, parameters, paper_accuracy)
         return build
 
@@ -160,6 +163,10 @@ def create_model(
     task = replace(info.task, **{k: requested[k] for k in requested if k in info.task_arguments})
     options = {k: requested[k] for k in requested if k not in info.task_arguments}
     model = info.build(task, **options)
+    if not isinstance(model, ImageClassifier):
+        raise TypeError(
+            f"{name} must return an ImageClassifier, got {type(model).__name__} from its function"
+        )
     model.name, model.config = name, requested
     if pretrained:
         from capsroute.models.pretrained import load_pretrained  # which builds on this module

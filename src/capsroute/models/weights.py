@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsroute.files import write_whole
-from capsroute.models.base import ImageClassifier, unwrapped
+from capsroute.models.base import ImageClassifier, class_names_of, unwrapped
 from capsroute.models.registry import create_model, list_models
 
 METADATA_KEY = "capsroute"
@@ -26,8 +26,10 @@ def save_model(
 
     `weights` are written in place of the model's own, such as an average of them. Weights under two
     names are written under both. A compiled model is written as it is without `torch.compile`.
+    `load_model` builds a registered model again; see `register` for one of your own.
     """
     model = unwrapped(model)
+    class_names_of(model)  # raises where they are too few or too many
     weights = model.state_dict() if weights is None else weights
     tensors = _on_their_own(weights)
     config = model.config
