@@ -84,7 +84,8 @@ def register(
 
     def add(build: Builder) -> Builder:
         name = build.__name__
-        owner = _REGISTRY[name].build.__module__ if name in _REGISTRY else build.__module__
+        # `exec`, which knows of no module, names none
+        owner = (_REGISTRY[name].build.__module__ if name in _REGISTRY else None) or ""
         if owner.startswith("capsroute.") and owner != build.__module__:
             raise ValueError(f"a model must have a name of its own, got {name!r} of {owner}")
         _REGISTRY[name] = ModelInfo(name, build, family, dataset, task, parameters, paper_accuracy)
