@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"<!-- help: ([\w-]*) -->", lambda match: _help(match[1]), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks options such as `--iterations`, which browsers would break after their dashes."""
+    return re.sub(r"(?<=[\s>])(--\w[\w-]*)", r'<span class="option">\1</span>', html)
+
+
 def _help(command: str) -> str:
     arguments = [command, "--help"] if command else ["--help"]
     os.environ["COLUMNS"] = "96"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         cli.main(arguments)
-    return f"```text\n{printed.getvalue().strip()}\n```"
+    lines = (_wrap(line) for line in printed.getvalue().strip().splitlines())
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _wrap(line: str) -> str:
+    """Long lines, which a terminal would wrap, under the column in which their text begins."""
+    start = re.match(r" *(\S+  +)?", line).end()  # type: ignore[union-attr]  # matches anything
+    return textwrap.fill(line, 96, subsequent_indent=" " * start, break_on_hyphens=False)
