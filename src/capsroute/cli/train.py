@@ -243,7 +243,7 @@ def _named(config: Config, name: str) -> Config:
 def _description(name: str) -> str:
     presets = "\n".join(_preset_lines(FIRST_PRESETS))
     return f"""\
-Train a model. The folder is the run: the same command resumes it, bit for bit.
+Train a model. The folder is the run: the same command resumes it, on a CPU bit for bit.
 
 Examples:
   capsroute train
