@@ -79,7 +79,7 @@ def test_python_of_a_page_runs(page, readers_folder):
         CHECKS[page.stem](namespace)
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
+@pytest.mark.parametrize("target", re.findall(r"(?:\]\(|src=\")([^)#\"]+)", README))
 def test_links(target):
     assert target.startswith("http") or (ROOT / target).exists()
 
