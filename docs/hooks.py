@@ -56,4 +56,4 @@ def _help(command: str) -> str:
 def _wrap(line: str) -> str:
     """Long lines, which a terminal would wrap, under the column in which their text begins."""
     start = re.match(r" *(\S+  +)?", line).end()  # type: ignore[union-attr]  # matches anything
-    return textwrap.fill(line, 96, subsequent_indent=" " * start, break_on_hyphens=False)
+    return textwrap.fill(line, 110, subsequent_indent=" " * start, break_on_hyphens=False)

@@ -65,8 +65,8 @@ class Options:
     from_list: Annotated[str | None, optional("FILE")] = None
     """A file with one path per line, or - for stdin, beside or instead of IMAGES."""
     top_k: Annotated[int | None, optional("K")] = None
-    """Classes to show with their probabilities, all of them where there are fewer; unless given 3,
-    and in the table those that would show as 0.0 % are left out."""
+    """How many classes to show with their probabilities. Unless given: 3, and the table leaves out
+    those that would show as 0.0 %."""
     json: bool = False
     """One JSON object per line."""
     csv: bool = False

@@ -19,8 +19,8 @@ def light_cone(iterations: int, layers: int) -> list[int]:
 
     News climbs one layer an iteration. What layer m learns in iteration s is at the top in
     iteration s + (layers − m), so only its first `iterations − (layers − m)` updates matter; the
-    first pass is sequential and always does. (design note: the paper counts the primary layer
-    too, so its layer l is our m = l − 1.)
+    first pass is sequential and always does. (The paper counts the primary layer too: its layer l
+    is our m = l − 1.)
     """
     return [max(1, iterations - (layers - m)) for m in range(1, layers + 1)]
 
