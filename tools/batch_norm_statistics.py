@@ -3,8 +3,9 @@
     python tools/batch_norm_statistics.py runs/inverted_resnet_cifar10_r2_seed* --data-root ~/data
 
 The paper's recipe keeps running statistics of the first 16 images of each batch alone. Here they
-are replaced by averages over augmented training images, the weights as they are. Writes
-results/batch_norm/<run>.json: the accuracy on the test images before and after.
+are replaced by averages over training images, augmented as the recipe does it (CIFAR; digits are
+not), the weights as they are. Writes results/batch_norm/<run>.json: the accuracy on the test images
+before and after.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from capsroute.data import Augment, EvalBatches, TrainBatches, load_dataset
+from capsroute.data import Augment, Dataset, EvalBatches, TrainBatches, load_dataset
 from capsroute.devices import choose_device
 from capsroute.experiments.evidence import write_measurement
 from capsroute.models import model_info
@@ -58,13 +59,19 @@ def with_plain_norms(weights: Path) -> ImageClassifier:
     return load_model(weights, **({"bn_group": None} if "bn_group" in options else {}))
 
 
+def training_batches(data: Dataset, device: torch.device) -> TrainBatches:
+    """As the paper's recipe trains: crops and flips of CIFAR; digits, which have sides, as made."""
+    augment = Augment(padding=4, flip=True) if data.name.startswith("cifar") else None
+    return TrainBatches(data.train.to(device), BATCH, augment=augment)
+
+
 def measure(run: Path, options: argparse.Namespace) -> Path:
     weights = find_checkpoint(run)
     device = choose_device(options.device)
     model = with_plain_norms(weights).to(device)
     data = load_dataset(model_info(model.name).dataset, root=options.data_root)
     test = EvalBatches(data.test.to(device), BATCH)
-    train = TrainBatches(data.train.to(device), BATCH, augment=Augment(padding=4, flip=True))
+    train = training_batches(data, device)
     before = accuracy(model, test)
     if not take_statistics(model, train.batch, options.images // BATCH):
         raise ValueError(f"`runs` must have BatchNorm, got {run} of {model.name}")

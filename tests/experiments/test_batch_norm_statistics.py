@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from capsroute import create_model
+from capsroute.data import TrainBatches, load_dataset
 from capsroute.models import save_model
 from load_tool import load_tool
 
@@ -39,6 +40,14 @@ def test_statistics_of_a_run_with_groups(tool, tmp_path):
     assert tool.take_statistics(model, lambda step: (images, None), 1) > 10
     first = model.backbone[0](model.normalize(images))
     torch.testing.assert_close(model.backbone[1].running_mean, first.mean((0, 2, 3)))
+
+
+def test_digits_are_not_augmented(tool):
+    """A mirrored or cropped digit is none that the model was trained on."""
+    data = load_dataset("diverse_multimnist")
+    images, targets = tool.training_batches(data, torch.device("cpu")).batch(0)
+    expected, labels = TrainBatches(data.train, tool.BATCH).batch(0)
+    assert torch.equal(images, expected) and torch.equal(targets, labels)
 
 
 @pytest.mark.parametrize("name", ["batch_norm_statistics", "pose_movement", "sharper_routing"])
