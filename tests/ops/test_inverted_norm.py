@@ -1,10 +1,5 @@
 """`first_step`: a first iteration that finishes its children on the way."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import norm_checks
 import pytest
 import torch
@@ -93,14 +88,6 @@ def test_a_layer_of_ones_own_gets_finished_capsules():
     hooked = []
     model.primary.register_forward_hook(lambda *_: hooked.append(1))
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10) and hooked
-
-
-def test_the_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    script = Path(__file__).with_name("norm_checks.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -8,16 +8,32 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-CHECKS = Path(__file__).with_name("triton_interpreter_checks.py")
+SCRIPTS = ("triton_interpreter_checks.py", "norm_checks.py")
 
 
-def test_kernels_in_the_interpreter():
-    # triton reads the variable when it is imported, so the checks run in a process of their own
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECKS)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def started():
+    """Both scripts at once. Triton reads the variable when it is imported: in processes of theirs.
+
+    A thread each: two for these tiny tensors would wait for one another.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    folder = Path(__file__).parent
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = {
+        name: subprocess.Popen([sys.executable, folder / name], env=environment, **pipes)
+        for name in SCRIPTS
+    }
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_kernels_in_the_interpreter(started, name):
+    output, _ = started[name].communicate(timeout=300)
+    assert started[name].returncode == 0, output
 
 
 def test_importing_the_library_does_not_import_triton():
