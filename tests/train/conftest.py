@@ -34,7 +34,7 @@ def own_folder():
     return make_folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(image_folder):
     """12 steps an epoch-and-a-bit, evaluated twice; random initial poses use torch's own RNG."""
     return Config(

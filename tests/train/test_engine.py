@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 
 import pytest
@@ -49,6 +50,19 @@ class StopAt(Reporter):
     def step(self, done):
         if done == self.at:
             signal.raise_signal(self.signum)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The run that nothing stopped, to be compared with; whoever changes it takes `finished`."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run(config, out)
+    return out
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "finished")
 
 
 def test_checkpoints_come_when_they_are_due_and_not_at_every_evaluation(
@@ -100,23 +114,30 @@ def test_a_run_leaves_its_files(config, tmp_path):
     assert read_metadata(out / "model.safetensors")["model"] == "inverted_small_multimnist"
 
 
-def test_a_finished_run_is_not_run_again(config, tmp_path):
-    first = run(config, tmp_path / "run")
-    before = weights(tmp_path / "run")
-    assert run(config, tmp_path / "run", StopAt(1)) == first
-    assert weights(tmp_path / "run") == before
+def test_a_finished_run_is_not_run_again(config, finished):
+    before = weights(finished)
+    assert run(config, finished, StopAt(1)) == json.loads((finished / "summary.json").read_text())
+    assert weights(finished) == before
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 6, 9, 11])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_goes_on_bit_for_bit(config, tmp_path, stop, signum):
-    run(config, tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("stop", "signum"),
+    [
+        (1, signal.SIGTERM),
+        (4, signal.SIGINT),
+        (5, signal.SIGTERM),
+        (6, signal.SIGINT),
+        (9, signal.SIGINT),
+        (11, signal.SIGTERM),
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(config, whole, tmp_path, stop, signum):
     with pytest.raises(Interrupted) as caught:
         run(config, tmp_path / "stopped", StopAt(stop, signum))
     assert caught.value.signum == signum and caught.value.step == stop
     run(config, tmp_path / "stopped")
-    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    assert weights(tmp_path / "stopped") == weights(whole)
+    assert metrics(tmp_path / "stopped") == metrics(whole)
 
 
 class StopInEvaluation:
@@ -134,25 +155,44 @@ class StopInEvaluation:
         monkeypatch.setattr(HeldOut, "_add", add)
 
 
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("checkpoint_every", [0, 100])
-@pytest.mark.parametrize(("share", "step"), [(0.0, 6), (0.4, 6), (0.5, 12), (0.8, 12)])
+@pytest.fixture(scope="module")
+def evaluated_in_many_batches(config, tmp_path_factory):
+    """A config, its run that nothing stopped, and how many batches its evaluations had."""
+    config = dataclasses.replace(config, eval_batch_size=2)
+    out = tmp_path_factory.mktemp("many_batches") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        batches = StopInEvaluation(patch)
+        run(config, out)
+    assert batches.done >= 8
+    return config, out, batches.done
+
+
+@pytest.mark.parametrize(
+    ("share", "step", "checkpoint_every", "staged"),
+    [
+        (0.0, 6, 0, False),
+        (0.0, 6, 100, True),
+        (0.4, 6, 100, False),
+        (0.4, 6, 0, True),
+        (0.5, 12, 0, False),
+        (0.5, 12, 100, True),
+        (0.8, 12, 100, False),
+        (0.8, 12, 0, True),
+    ],
+)
 def test_a_run_stopped_while_it_is_evaluated_goes_on_bit_for_bit(
-    config, tmp_path, monkeypatch, share, step, checkpoint_every, staged
+    evaluated_in_many_batches, tmp_path, monkeypatch, share, step, checkpoint_every, staged
 ):
+    config, whole, batches = evaluated_in_many_batches
     if staged:
         monkeypatch.setattr(build, "capture_note", lambda split, job, runtime: None)
-    config = dataclasses.replace(config, eval_batch_size=2, checkpoint_every=checkpoint_every)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    config = dataclasses.replace(config, checkpoint_every=checkpoint_every)
+    stopped = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        batches = StopInEvaluation(patch)
-        run(config, whole)
-    assert batches.done >= 8
-    with monkeypatch.context() as patch:
-        stop = StopInEvaluation(patch, at=int(share * batches.done))
+        stop = StopInEvaluation(patch, at=int(share * batches))
         with pytest.raises(Interrupted) as caught:
             run(config, stopped)
-    assert stop.done == int(share * batches.done) + 1  # not a batch more
+    assert stop.done == int(share * batches) + 1  # not a batch more
     assert caught.value.signum == signal.SIGINT and caught.value.step == step
     assert [record["step"] for record in metrics(stopped)] == list(range(6, step, 6))
     run(config, stopped)
@@ -160,8 +200,9 @@ def test_a_run_stopped_while_it_is_evaluated_goes_on_bit_for_bit(
     assert metrics(stopped) == metrics(whole)
 
 
-def test_a_run_stopped_in_the_evaluation_it_resumed_with_goes_on(config, tmp_path, monkeypatch):
-    run(config, tmp_path / "whole")
+def test_a_run_stopped_in_the_evaluation_it_resumed_with_goes_on(
+    config, whole, tmp_path, monkeypatch
+):
     out = tmp_path / "stopped"
     with pytest.raises(Interrupted):
         run(config, out, StopAt(6))
@@ -171,11 +212,11 @@ def test_a_run_stopped_in_the_evaluation_it_resumed_with_goes_on(config, tmp_pat
             run(config, out)
     assert caught.value.step == 6 and metrics(out) == []
     run(config, out)
-    assert weights(out) == weights(tmp_path / "whole")
-    assert metrics(out) == metrics(tmp_path / "whole")
+    assert weights(out) == weights(whole)
+    assert metrics(out) == metrics(whole)
 
 
-def test_a_run_killed_after_its_evaluation_measures_it_again_not_twice(config, tmp_path):
+def test_a_run_killed_after_its_evaluation_measures_it_again_not_twice(config, whole, tmp_path):
     """The checkpoint is older than the line of metrics; random poses must draw the same numbers."""
     config = dataclasses.replace(config, checkpoint_every=6)
 
@@ -184,13 +225,12 @@ def test_a_run_killed_after_its_evaluation_measures_it_again_not_twice(config, t
             if done == 7:
                 raise KeyboardInterrupt
 
-    run(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "killed", KillAt())
     assert len(metrics(tmp_path / "killed")) == 1
     run(config, tmp_path / "killed")
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(whole)
+    assert metrics(tmp_path / "killed") == metrics(whole)
 
 
 def test_a_checkpoint_of_an_older_version_was_evaluated_already(config, tmp_path):
@@ -260,8 +300,9 @@ class SignalInStep:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_first_step_does_not_wait_for_it(config, tmp_path, monkeypatch, signum):
-    run(config, tmp_path / "whole")
+def test_a_signal_in_the_first_step_does_not_wait_for_it(
+    config, whole, tmp_path, monkeypatch, signum
+):
     out, handler = tmp_path / "run", signal.getsignal(signum)
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="before the first step"):
         SignalInStep(patch, 0, signum)
@@ -277,7 +318,7 @@ def test_a_signal_in_the_first_step_does_not_wait_for_it(config, tmp_path, monke
     assert steps.finished == [] and caught.value.step == 3
     assert torch.load(out / "state.pt", weights_only=True)["step"] == 3
     run(config, out)
-    assert weights(out) == weights(tmp_path / "whole")
+    assert weights(out) == weights(whole)
 
 
 def test_a_deadline_waits_for_the_first_step(config, tmp_path, monkeypatch):
@@ -287,8 +328,7 @@ def test_a_deadline_waits_for_the_first_step(config, tmp_path, monkeypatch):
     assert caught.value.step == 1 and (tmp_path / "run" / "state.pt").exists()
 
 
-def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, tmp_path):
-    run(config, tmp_path / "whole")
+def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, whole, tmp_path):
     out = tmp_path / "cut"
     with pytest.raises(Interrupted):
         run(config, out, StopAt(5))
@@ -296,13 +336,12 @@ def test_metrics_after_the_last_checkpoint_are_measured_again_not_twice(config, 
     with (out / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 6, "test_accuracy": 99.0}) + '\n{"step": 12, "te')
     run(config, out)
-    assert metrics(out) == metrics(tmp_path / "whole")
+    assert metrics(out) == metrics(whole)
 
 
-def test_another_seed_is_another_run(config, tmp_path, with_changes):
-    run(config, tmp_path / "a")
-    run(with_changes(seed=1), tmp_path / "b")
-    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+def test_another_seed_is_another_run(whole, tmp_path, with_changes):
+    run(with_changes(seed=1), tmp_path / "run")
+    assert weights(tmp_path / "run") != weights(whole)
 
 
 def test_accumulation_changes_nothing_but_rounding(with_changes, config, tmp_path):
@@ -317,10 +356,9 @@ def test_accumulation_changes_nothing_but_rounding(with_changes, config, tmp_pat
         assert one["train_loss"] == pytest.approx(many["train_loss"], rel=1e-4)
 
 
-def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(config, tmp_path):
-    run(config, tmp_path / "run")
-    saved = load_model(tmp_path / "run" / "model.safetensors").state_dict()
-    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+def test_the_average_of_the_weights_is_what_is_evaluated_and_saved(whole):
+    saved = load_model(whole / "model.safetensors").state_dict()
+    state = torch.load(whole / "state.pt", weights_only=True)
     assert all(torch.equal(saved[key], value) for key, value in state["average"].items())
     assert any(not torch.equal(saved[key], value) for key, value in state["model"].items())
 
@@ -371,6 +409,14 @@ def test_a_wild_learning_rate_is_named_as_the_cause(config, tmp_path, with_chang
         run(with_changes(optim=wild), tmp_path / "run")
 
 
+@pytest.fixture(scope="module")
+def stopped_once(config, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Interrupted):
+        run(config, out, StopAt(5))
+    return out
+
+
 class TestFolders:
     """Nothing is overwritten, and each refusal is one line."""
 
@@ -381,19 +427,17 @@ class TestFolders:
         assert "\n" not in str(caught.value)
         assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
-    def test_another_runs_folder(self, config, tmp_path, with_changes):
-        out = tmp_path / "run"
-        run(config, out)
+    def test_another_runs_folder(self, config, finished, with_changes):
+        out = finished
         self.refused(with_changes(seed=3), out, "another run: `seed` is 0 there and 3 here")
         slower = dataclasses.replace(config.optim, lr=0.5)
         self.refused(with_changes(optim=slower), out, "`lr` is 0.001 there and 0.5 here.* --out$")
         weights = f", and `--pretrained {out}` to start from its weights$"
         self.refused(with_changes(steps=13), out, f"`steps` is 12 there and 13 here; .*{weights}")
 
-    def test_what_follows_from_another_choice_is_not_blamed(self, config, tmp_path, with_changes):
+    def test_what_follows_from_another_choice_is_not_blamed(self, finished, with_changes):
         """The name follows from data and model, the model from the weights to start from."""
-        out = tmp_path / "run"
-        run(config, out)
+        out = finished
         digits, other = DataConfig("mnist"), ModelConfig("cnn_cifar10")
         renamed = with_changes(experiment="other", model=other)
         self.refused(renamed, out, "run: `model` is 'inverted_small_multimnist' there and 'cnn_")
@@ -404,10 +448,9 @@ class TestFolders:
         self.refused(renamed, out, "run: `data` is '.*stripes' there and 'mnist' here")
         self.refused(with_changes(experiment="other"), out, "run: `experiment` is 'tiny' there")
 
-    def test_a_folder_of_an_older_version(self, config, tmp_path):
+    def test_a_folder_of_an_older_version(self, config, finished):
         """What its config does not name was as it is by default."""
-        out = tmp_path / "run"
-        run(config, out)
+        out = finished
         older = json.loads((out / "config.json").read_text())
         del older["data"]["cutmix"]
         (out / "config.json").write_text(json.dumps(older))
@@ -423,12 +466,12 @@ class TestFolders:
         folder.release()
 
     def test_a_folder_that_another_run_took_after_it_was_looked_at(
-        self, config, tmp_path, with_changes
+        self, config, whole, tmp_path, with_changes
     ):
         late, out = with_changes(seed=3), tmp_path / "run"
         folder = RunFolder(out)
         folder.check(late)
-        run(config, out)
+        shutil.copytree(whole, out)
         with pytest.raises(ValueError, match="another run: `seed` is 0 there and 3 here"):
             folder.claim(late)
         folder.release()
@@ -456,10 +499,8 @@ class TestFolders:
             run(config, file)
 
     @pytest.fixture
-    def stopped(self, config, tmp_path):
-        with pytest.raises(Interrupted):
-            run(config, tmp_path / "run", StopAt(5))
-        return tmp_path / "run"
+    def stopped(self, stopped_once, tmp_path):
+        return shutil.copytree(stopped_once, tmp_path / "run")
 
     def test_a_truncated_checkpoint(self, config, stopped):
         data = (stopped / "state.pt").read_bytes()
