@@ -7,7 +7,7 @@ import numpy as np
 
 from capsroute.experiments import Preset, preset, presets
 from capsroute.experiments.cells import parameters
-from capsroute.experiments.report import TIMINGS, write_report
+from capsroute.experiments.report import TIMINGS, Measured, figures, results_text, write_report
 from capsroute.models import model_info
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 
@@ -72,6 +72,12 @@ def write_diverged(results, experiment, accuracies=(10.0,), *, seed=0, **changes
     found = {name: summary[name] for name in names} | {"error": "the loss is not finite in step 11"}
     (folder / "diverged.json").write_text(json.dumps(found))
     return folder
+
+
+def report_text(results):
+    """What RESULTS.md would say, and no figure drawn."""
+    measured = Measured.read(results, results.parent / TIMINGS)
+    return results_text(measured, figures(measured))
 
 
 def report(results):

@@ -17,7 +17,7 @@ from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.presets import preset
 from capsroute.experiments.report import TIMINGS, Measured, figures
 from capsroute.experiments.tables import all_tables
-from small_experiments import report, row_of, write_diverged, write_evidence
+from small_experiments import report, report_text, row_of, write_diverged, write_evidence
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = preset("fast_cifar10").config.epochs
@@ -44,7 +44,7 @@ def write_timings(path):
 
 
 def test_every_row_is_there_and_none_is_blank(results):
-    text = report(results)
+    text = report_text(results)
     assert "Of the paper's 49 experiments, 2 have been run." in text
     for table in all_tables():
         for wanted in table.rows:
@@ -56,7 +56,7 @@ def test_every_row_is_there_and_none_is_blank(results):
 
 def test_nothing_has_been_run(tmp_path):
     (tmp_path / "results").mkdir()
-    text = report(tmp_path / "results")
+    text = report_text(tmp_path / "results")
     assert "0 have been run" in text and "png" not in text
 
 

@@ -1,6 +1,7 @@
 """A finished run becomes a file of the package, with a card that says what it is."""
 
 import json
+import shutil
 
 import pytest
 
@@ -14,12 +15,22 @@ from capsroute.train.reporting import Reporter
 from small_experiments import register_tiny
 
 
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduced")
+    with pytest.MonkeyPatch.context() as patch:
+        register_tiny(patch, folder / "data")
+        job = Job.of("tiny", 5, folder / "runs", folder / "results")
+        reproduce(job, Runtime(device="cpu"), Reporter())
+    return folder
+
+
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(reproduced, monkeypatch, tmp_path):
+    """A copy of the run, its evidence beside it."""
+    shutil.copytree(reproduced, tmp_path, dirs_exist_ok=True)
     register_tiny(monkeypatch, tmp_path / "data")
-    job = Job.of("tiny", 5, tmp_path / "runs", tmp_path / "results")
-    reproduce(job, Runtime(device="cpu"), Reporter())
-    return job.run
+    return tmp_path / "runs" / "tiny_seed5"
 
 
 def test_a_card_says_where_the_weights_came_from(run, tmp_path):
