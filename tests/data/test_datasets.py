@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 
 import pytest
 import small_cifar
@@ -182,12 +180,6 @@ def test_a_named_set_has_its_own_size(cifar_root):
 def test_bad_validation(validation):
     with pytest.raises(ValueError, match=r"`validation` \(=.*must be in \[0, 1\)"):
         load_dataset("mnist", validation=validation)
-
-
-def test_import_is_light():
-    code = "import sys, capsroute.data; print('matplotlib' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
 
 
 def test_contact_sheet():
