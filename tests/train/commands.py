@@ -28,11 +28,11 @@ def options(folder, out, **changes):
     return [part for key, v in chosen.items() for part in (f"--{key.replace('_', '-')}", str(v))]
 
 
-def start(arguments, processes=1):
-    launcher = ["-m", "capsroute"]
+def start(arguments, processes=1, program=("-m", "capsroute")):
+    launcher = [*program]
     if processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone"]
-        launcher += [f"--nproc-per-node={processes}", "-m", "capsroute"]
+        several = f"--nproc-per-node={processes}"
+        launcher = ["-m", "torch.distributed.run", "--standalone", several, *program]
     return subprocess.Popen(
         [sys.executable, *launcher, "train", *arguments],
         env=ENVIRONMENT,
@@ -42,8 +42,8 @@ def start(arguments, processes=1):
     )
 
 
-def run(arguments, processes=1):
-    process = start(arguments, processes)
+def run(arguments, processes=1, **options):
+    process = start(arguments, processes, **options)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return output

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,3 +131,14 @@ def test_a_killed_worker_ends_the_job_and_the_same_command_resumes_it(image_fold
     output = run(arguments, processes=2)
     assert "resuming after step" in output
     assert [record["step"] for record in metrics(tmp_path / "run")] == list(range(10, 201, 10))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists its threads")
+@pytest.mark.parametrize("changes", [{}, {"lr": 1e30}], ids=["finished", "diverged"])
+def test_no_thread_outlives_a_job_of_two(image_folder, tmp_path, changes):
+    """One that lets go of a tensor while Python shuts down aborts its process, now and then."""
+    program = [str(Path(__file__).with_name("threads_left.py"))]
+    arguments = options(image_folder, tmp_path / "run", steps=4, eval_every=4, **changes)
+    output = run(arguments, processes=2, program=program)
+    assert output.count("left: []") == 2, output
+    assert ("not finite" in output) is bool(changes)

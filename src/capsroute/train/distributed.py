@@ -1,6 +1,9 @@
 """One process or many: torchrun's environment, and the few collectives that training needs."""
 
+import gc
+import importlib
 import os
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +71,12 @@ class Processes:
 
 @contextmanager
 def processes(device: str = "auto") -> Iterator[Processes]:
-    """Join the job that torchrun started, or be a job of one."""
+    """Join the job that torchrun started, or be a job of one.
+
+    Whoever holds the group when the job ends keeps gloo's threads alive, and one that lets go of a
+    tensor while Python shuts down aborts the process. So nothing inside may outlive it that does,
+    as a model in `DistributedDataParallel`: not in the frames of an error either.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     where = choose_device(device, local)
@@ -77,8 +85,14 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     if world == 1:
         yield Processes(0, 1, where)
         return
+    # DistributedDataParallel imports it anyway; then its default arguments would hold the group
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
         yield Processes(rank, world, where)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
+        gc.collect()
         dist.destroy_process_group()

@@ -43,34 +43,46 @@ def train(
     `dataset` is the config's own, where the caller has read it already.
     """
     with processes(runtime.device) as job, stop_signals(reporter.stopping) as stop:
-        if job.world == 1:  # several must end together, which they agree on after a step
-            stop.idle_since = 0
-        folder = RunFolder(out)
-        folder.check(config)
-        if job.same("whether the run is finished", folder.summary.exists()):
-            check_listing(folder, config.data.data)
-            reporter.message(f"{out} is finished; nothing was trained")
-            return folder.read_summary() if job.first else {}
-        if dataset is None:
-            dataset = load_data(config, reporter)
-        check_data(folder, dataset)
-        if note := unknown_images_note(folder, dataset):
-            reporter.message(note)
-        title, board = config.experiment, runtime.tensorboard
-        log = RunLog(folder, title, tensorboard=board) if job.first else None
-        fresh = not folder.state.exists()
-        parts = assemble(config, dataset, runtime, job, fresh=fresh, tell=reporter.message)
-        run = _Run(config, folder, parts, log, reporter, job, stop)
-        try:
-            if job.first:  # nothing is written before the parts are known to fit
-                folder.claim(config)
-                record_data(folder, dataset)
-            job.barrier()
-            run.resume()
-            run.loop()
-            return run.finish()
-        finally:
-            run.close()
+        return _train(config, RunFolder(out), runtime, reporter, dataset, job, stop)
+
+
+def _train(
+    config: Config,
+    folder: RunFolder,
+    runtime: Runtime,
+    reporter: Reporter,
+    dataset: Dataset | None,
+    job: Processes,
+    stop: Stop,
+) -> dict[str, Any]:
+    """Apart from `train`, so that the model is gone when the processes part."""
+    if job.world == 1:  # several must end together, which they agree on after a step
+        stop.idle_since = 0
+    folder.check(config)
+    if job.same("whether the run is finished", folder.summary.exists()):
+        check_listing(folder, config.data.data)
+        reporter.message(f"{folder.path} is finished; nothing was trained")
+        return folder.read_summary() if job.first else {}
+    if dataset is None:
+        dataset = load_data(config, reporter)
+    check_data(folder, dataset)
+    if note := unknown_images_note(folder, dataset):
+        reporter.message(note)
+    title, board = config.experiment, runtime.tensorboard
+    log = RunLog(folder, title, tensorboard=board) if job.first else None
+    fresh = not folder.state.exists()
+    parts = assemble(config, dataset, runtime, job, fresh=fresh, tell=reporter.message)
+    run = _Run(config, folder, parts, log, reporter, job, stop)
+    try:
+        if job.first:  # nothing is written before the parts are known to fit
+            folder.claim(config)
+            record_data(folder, dataset)
+        job.barrier()
+        run.resume()
+        run.loop()
+        return run.finish()
+    finally:
+        run.close()
 
 
 class _Run:
