@@ -40,7 +40,7 @@ def test_an_image_is_explained(run, digits, tmp_path):
         assert picture.format == "PNG"
     assert page.read_text().startswith("<!doctype html>")
     assert "capsule layer 1" in out and "shared evenly" in out
-    assert "heat map: contribution\n" in out
+    assert "heat map: contrast\n" in out
 
 
 def test_classes_and_json(run, digits, tmp_path):
@@ -100,7 +100,7 @@ def test_separation(run, digits, tmp_path):
     assert (result["images"], result["split"], result["chance"]) == (5, "test", 0.5)
     assert result["weights_sha256"] == read_metadata(digits)["sha256"]
     assert result["command"].startswith("capsroute explain ") and "commit" in result
-    assert f"{result['maps']['contribution']['share']:.4f}" in out
+    assert f"{result['maps']['contrast']['share']:.4f}" in out
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -13,7 +13,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.explain import DEFAULT_MAP, default_map, draw_explanation, explain, page
-from capsroute.explain.heat import contribution
+from capsroute.explain.heat import contrast
 from capsroute.explain.trace import trace
 from capsroute.inference import Predictor
 from explain.models import FAMILIES, images, make
@@ -103,7 +103,7 @@ def test_wrong_arguments_are_one_line():
     model, image = example("inverted")
     with pytest.raises(ValueError, match="`classes` must be between 0 and 9, got 10"):
         explain(model, image, [10])
-    with pytest.raises(ValueError, match="`map` must be one of contribution"):
+    with pytest.raises(ValueError, match="`map` must be one of contrast"):
         explain(model, image, map="heat")
     with pytest.raises(ValueError, match=r"`image` must have shape \(C, H, W\)"):
         explain(model, image[None])
@@ -193,12 +193,12 @@ def test_the_digits_model_keeps_its_map():
     """The numbers in results/separation are of this map."""
     torch.manual_seed(0)
     model = capsroute.create_model("inverted_small_multimnist").eval()
-    assert default_map(model) == DEFAULT_MAP == "contribution"
+    assert default_map(model) == DEFAULT_MAP == "contrast"
     image = images(model, 1)[0]
     explanation = explain(model, image, [3])
-    heat = contribution(trace(model, image[None]), torch.tensor([3]))[0]
+    heat = contrast(trace(model, image[None]), torch.tensor([3]))[0]
     np.testing.assert_allclose(explanation.heat[3], heat / heat.max(), rtol=1e-6)
-    assert explanation.map == "contribution" and not explanation.sees_most
+    assert explanation.map == "contrast" and not explanation.sees_most
     assert all(link.child.shown == link.child.box for link in explanation.links)
 
 

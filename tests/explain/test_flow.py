@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsroute.explain.fields import primary_fields
-from capsroute.explain.flow import follow, share_down, sum_over_parents
+from capsroute.explain.flow import follow, follow_margin, margins, share_down, sum_over_parents
 from capsroute.explain.heat import MAPS, ROUTING_MAPS, gradient_maps, grid
 from capsroute.explain.trace import trace
 from explain.models import FAMILIES, LINEAR, images, make
@@ -53,6 +53,60 @@ def test_without_biases_pixels_add_up_too(family):
     if family == "dynamic":  # images are normalised, and the backbone's bias is zero
         assert traced.images.min() < 0
     torch.testing.assert_close(pixels.sum(dim=(1, 2)), score, rtol=1e-5, atol=1e-7)
+
+
+def test_margins_are_over_the_strongest_other_class():
+    scores = torch.tensor([[1.0, 4.0, 3.0], [1.0, 4.0, 3.0]])
+    ahead = margins(scores, torch.tensor([1, 0]))
+    torch.testing.assert_close(ahead, torch.tensor([1.0, -3.0]))
+    torch.testing.assert_close(margins(scores[:, :1], torch.tensor([0, 0])), scores[:, 0])
+
+
+@pytest.mark.parametrize("family", ["inverted", "no_layer_norm", "dynamic"])
+def test_a_margins_parts_add_up_whatever_the_classes_have_in_common(family):
+    model = biases_zeroed(family)
+    if family == "inverted":  # shared by all class capsules
+        with torch.no_grad():
+            model.classifier.bias.fill_(3.0)
+            model.capsules.layers[-1].norm.bias.fill_(0.5)
+    batch, classes = images(model).double(), torch.tensor([0, 2])
+    traced = trace(model, batch)
+    with torch.no_grad():
+        ahead = margins(model(batch), classes)
+    parts = follow_margin(traced, classes)
+    torch.testing.assert_close(parts.sum(dim=(1, 2)), ahead, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", LINEAR)
+def test_a_margins_parts_are_those_of_two_scores(family):
+    model = make(family).double()
+    traced = trace(model, images(model).double())
+    best, second = traced.routing.scores.topk(2, dim=1).indices.T
+    ours, others = (follow(traced, classes).pixels for classes in (best, second))
+    torch.testing.assert_close(follow_margin(traced, best), ours - others, rtol=1e-5, atol=1e-9)
+
+
+def test_the_two_strongest_classes_contrast_shares_no_pixel():
+    model = make("inverted")
+    traced = trace(model, images(model))
+    first, second = (
+        MAPS["contrast"](traced, classes) for classes in traced.routing.scores.topk(2).indices.T
+    )
+    assert (first > 0).any() and (second > 0).any()
+    assert not ((first > 0) & (second > 0)).any()
+
+
+def test_without_another_class_contrast_is_contribution():
+    model = make("inverted", num_classes=1)
+    traced, only = trace(model, images(model)), torch.tensor([0, 0])
+    expected = MAPS["contribution"](traced, only)
+    torch.testing.assert_close(MAPS["contrast"](traced, only), expected)
+
+
+def test_contrast_of_em_is_its_fields():
+    model = make("em")
+    traced, classes = trace(model, images(model)), torch.tensor([0, 1])
+    assert torch.equal(MAPS["contrast"](traced, classes), MAPS["fields"](traced, classes))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -116,7 +170,8 @@ def test_maps_are_heat(family):
     model = make(family)
     batch = images(model)
     traced, classes = trace(model, batch), torch.tensor([0, 1])
-    maps = {"contribution", "fields", "coefficients", "grid"} if family == "em" else set(MAPS)
+    of_em = {"contrast", "contribution", "fields", "coefficients", "grid"}
+    maps = of_em if family == "em" else set(MAPS)
     for name in maps:
         heat = MAPS[name](traced, classes)
         assert heat.shape == (2, *model.image_size) and not heat.requires_grad
@@ -143,6 +198,10 @@ def test_the_gradient_baseline_is_the_gradient():
     product = (slope * batch.detach())[:, 0]
     torch.testing.assert_close(maps["gradient_times_input"], product.abs())
     torch.testing.assert_close(maps["gradient_times_input_positive"], product.clamp_min(0))
+    (slope,) = torch.autograd.grad(margins(model(batch), torch.tensor([3])), batch)
+    product = (slope * batch.detach())[:, 0]
+    smooth = torch.nn.functional.avg_pool2d(product, 3, 1, 1).clamp_min(0)  # 24 pixels wide
+    torch.testing.assert_close(maps["gradient_times_input_contrast"], smooth)
 
 
 @pytest.mark.parametrize("family", LINEAR)

@@ -67,9 +67,9 @@ def test_a_deep_backbones_map_shows_more_of_what_the_answer_hangs_on(part):
     assert (result["images"], result["part"], result["iterations"]) == (100, part, 2)
     shipped = read_metadata(pretrained_path("inverted_resnet_cifar10"))
     assert result["weights_sha256"] == shipped["sha256"]
-    grid, default = result["maps"]["grid"], result["maps"][DEFAULT_MAP]
-    assert grid["gain"] > default["gain"] + grid["error"]
-    assert grid["kept"] > 2 * default["kept"]
+    grid, by_pixel = result["maps"]["grid"], result["maps"]["contribution"]
+    assert grid["gain"] > by_pixel["gain"] + grid["error"]
+    assert grid["kept"] > 2 * by_pixel["kept"]
 
 
 def test_the_table_of_deletion_is_made_from_its_file():

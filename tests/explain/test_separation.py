@@ -56,7 +56,7 @@ def test_uniform_routing_is_at_chance_by_its_coefficients(pairs):
     assert 0 <= right <= 100
     for value in separations.values():
         assert 0 < value.share < 1 and value.error >= 0
-    assert {"gradient", "gradient_times_input", "contribution"} <= set(separations)
+    assert {"gradient", "gradient_times_input", "contrast"} <= set(separations)
 
 
 def test_choosing_and_reporting_use_other_images():

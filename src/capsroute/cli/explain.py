@@ -53,7 +53,7 @@ class Options:
     """Names of the classes to explain; those predicted unless given."""
     map: Annotated[str | None, optional("MAP")] = None
     """Definition of heat: one of the names in docs/explain.md, such as fields. Unless given:
-    contribution, or grid where a primary capsule sees more than half of the image."""
+    contrast, or grid where a primary capsule sees more than half of the image."""
     json: bool = False
     """Print the explanation as JSON, with all notes and remarks, instead of a table."""
     separation: Annotated[int | None, optional("N")] = None

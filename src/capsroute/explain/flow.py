@@ -46,6 +46,26 @@ def follow(trace: Trace, classes: Tensor) -> Flow:
         return Flow((rebuilt.poses[0] * of_primary).sum(dim=-1).detach(), links, pixels.detach())
 
 
+def margins(scores: Tensor, classes: Tensor) -> Tensor:
+    """(B,): by how much class `classes[b]` is ahead of the strongest other class, if there is one.
+
+    What all classes have in common is no part of it: the classifier's bias, for one.
+    """
+    wanted = classes[:, None]
+    own = scores.gather(1, wanted)[:, 0]
+    if scores.shape[1] == 1:
+        return own
+    return own - scores.scatter(1, wanted, -torch.inf).max(dim=1).values
+
+
+def follow_margin(trace: Trace, classes: Tensor) -> Tensor:
+    """What each pixel gave to `margins`, (B, H, W), as `Flow.pixels` is what it gave to a score."""
+    with torch.enable_grad():
+        ahead = margins(trace.rebuilt.scores, classes).sum()
+        (of_images,) = torch.autograd.grad(ahead, trace.images, retain_graph=True)
+    return (trace.images * of_images).sum(dim=1).detach()
+
+
 def along(layer: Layer, votes: Tensor, direction: Tensor) -> Tensor:
     """⟨v_ij, direction_j⟩ for every child and parent."""
     if layer.linear:

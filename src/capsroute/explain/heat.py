@@ -1,8 +1,8 @@
 """Heat maps over the input: several definitions, and gradients to hold them against.
 
-`contribution` is the default because it separates overlapping digits best among those that
-follow the routing; `grid` where a backbone lets every capsule see nearly everything, and what a
-single pixel gave is noise (docs/explain.md has the numbers, and what they do not show).
+`contrast` is the default because it separates overlapping digits best; `grid` where a backbone
+lets every capsule see nearly everything, and what a single pixel gave is noise (docs/explain.md
+has the numbers, and what they do not show).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsroute.explain.fields import primary_fields
-from capsroute.explain.flow import along, follow, share_down
+from capsroute.explain.flow import along, follow, follow_margin, margins, share_down
 from capsroute.explain.trace import Trace
 from capsroute.models.base import CapsuleClassifier, ImageClassifier
 
@@ -20,6 +20,16 @@ Map = Callable[[Trace, Tensor], Tensor]
 """A trace of B images and one class for each, to heat (B, H, W), not negative."""
 
 SMOOTHING = 18  # a pixel's part is averaged over a square of side 1 + 2 · (image's side // this)
+
+
+def contrast(trace: Trace, classes: Tensor) -> Tensor:
+    """What each pixel gave to the class beyond what it gave to the strongest other class.
+
+    Along the routes taken, averaged over neighbours like `contribution`: what speaks for both
+    classes alike is heat of neither, and what speaks against the other class is heat of this one.
+    Models whose scores are no sum of parts (EM) get the shares of the class itself.
+    """
+    return _smooth(follow_margin(trace, classes)) if trace.is_linear else fields(trace, classes)
 
 
 def contribution(trace: Trace, classes: Tensor) -> Tensor:
@@ -84,6 +94,7 @@ def helpful_links(trace: Trace, classes: Tensor) -> Tensor:
 ROUTING_MAPS: dict[str, Map] = {
     map_.__name__: map_
     for map_ in (
+        contrast,
         contribution,
         contribution_by_pixel,
         fields,
@@ -95,7 +106,7 @@ ROUTING_MAPS: dict[str, Map] = {
 }
 """Those compared on overlapping digits, where `grid` would be `fields` by another name."""
 MAPS: dict[str, Map] = {**ROUTING_MAPS, "grid": grid}
-DEFAULT_MAP = "contribution"
+DEFAULT_MAP = "contrast"
 
 
 def default_map(model: CapsuleClassifier) -> str:
@@ -106,7 +117,7 @@ def default_map(model: CapsuleClassifier) -> str:
 def _held_poses(trace: Trace) -> list[Tensor]:
     if not trace.is_linear:
         raise ValueError(
-            "`map` must be contribution, fields or coefficients for an EM model, "
+            "`map` must be contrast, contribution, fields or coefficients for an EM model, "
             "whose scores are no sum of votes"
         )
     return [poses.detach() for poses in trace.rebuilt.poses]
@@ -127,12 +138,15 @@ def gradient_maps(model: ImageClassifier, images: Tensor, classes: Tensor) -> di
     """The baselines, which know nothing of capsules: ∂score/∂pixel, routing and all."""
     pixels = model.prepare(images).detach().requires_grad_()
     with torch.enable_grad():
-        score = model.compute_scores(pixels).gather(1, classes[:, None]).sum()
-        (slope,) = torch.autograd.grad(score, pixels)
+        scores = model.compute_scores(pixels)
+        score, ahead = scores.gather(1, classes[:, None]).sum(), margins(scores, classes).sum()
+        (slope,) = torch.autograd.grad(score, pixels, retain_graph=True)
+        (slope_ahead,) = torch.autograd.grad(ahead, pixels)
     product = (slope * pixels.detach()).sum(dim=1)
     return {
         "gradient": slope.abs().sum(dim=1),
         "gradient_times_input": product.abs(),
         "gradient_times_input_positive": product.clamp_min(0.0),
         "gradient_times_input_smoothed": _smooth(product),
+        "gradient_times_input_contrast": _smooth((slope_ahead * pixels.detach()).sum(dim=1)),
     }
