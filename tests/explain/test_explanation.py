@@ -202,6 +202,26 @@ def test_the_digits_model_keeps_its_map():
     assert all(link.child.shown == link.child.box for link in explanation.links)
 
 
+def test_the_rival_is_named_where_the_heat_is_of_a_margin():
+    model, image = example("inverted")
+    scores = model(image[None])[0]
+    first, second = scores.argsort(descending=True)[:2].tolist()
+    explanation = explain(model, image, [first, second], map="contrast")
+    assert explanation.rivals == {first: second, second: first}
+    names = [explanation.class_names[index] for index in (second, first)]
+    assert [one["rival"] for one in explanation.as_dict()["classes"]] == names
+    assert all(f"what tells it from {name}<" in page(explanation, image) for name in names)
+    plain = explain(model, image, [first], map="contribution")
+    assert plain.rivals == {} and plain.as_dict()["classes"][0]["rival"] is None
+    assert "what tells it from" not in page(plain, image)
+
+
+def test_em_says_which_map_it_shows():
+    model, image = example("em")
+    explanation = explain(model, image, [0])
+    assert explanation.map in ("fields", "grid") and explanation.rivals == {}
+
+
 @pytest.fixture(scope="module")
 def deep():
     torch.manual_seed(0)

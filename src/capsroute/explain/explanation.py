@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capsroute.explain.decided import Decision, decisions
 from capsroute.explain.fields import primary_fields
-from capsroute.explain.flow import follow
+from capsroute.explain.flow import follow, rivals
 from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
@@ -42,6 +42,8 @@ class Explanation:
     """Which definition of heat, see heat.py."""
     heat: dict[int, np.ndarray]
     """For each of `classes`, (H, W) floats in [0, 1]; 1 is the hottest pixel of that class."""
+    rivals: dict[int, int]
+    """For each of `classes`, the class that its heat holds it against; none but by `contrast`."""
     trees: dict[int, Node]
     """For each of `classes`, its parse tree."""
     layers: list[Decision]
@@ -61,6 +63,15 @@ class Explanation:
 
     def colour(self, class_index: int) -> str:
         return COLOURS[self.classes.index(class_index) % len(COLOURS)]
+
+    def told_from(self, class_index: int) -> str:
+        """Which class its heat holds it against, in words; nothing where there is none."""
+        rival = self._rival_name(class_index)
+        return "" if rival is None else f"what tells it from {rival}"
+
+    def _rival_name(self, class_index: int) -> str | None:
+        rival = self.rivals.get(class_index)
+        return None if rival is None else self.class_names[rival]
 
     def layer_name(self, layer: int) -> str:
         if layer == len(self.layers):
@@ -143,6 +154,7 @@ class Explanation:
                     "probability": self.probabilities[index],
                     "colour": self.colour(index),
                     "heat": png_uri(overlay(self.heat[index], self.colour(index))),
+                    "rival": self._rival_name(index),
                     "carried": self.carried(index),
                     "caption": self.tree_caption(index),
                 }
@@ -196,10 +208,12 @@ def _explain(
     fields = primary_fields(traced.model)
     pixels = layer_pixels(fields, traced.layers, model.image_size)
     map = map or default_map(traced.model)
-    heat, trees = {}, {}
+    heat, against, trees = {}, {}, {}
     for index in chosen:
         which = torch.tensor([index], device=image.device)
         heat[index] = _to_unit(MAPS[map](traced, which)[0])
+        if map == "contrast" and traced.is_linear and model.num_classes > 1:
+            against[index] = int(rivals(traced.routing.scores, which))
         links = [link[0] for link in follow(traced, which).links]
         trees[index] = grow_tree(index, traced.layers, links, pixels)
     return Explanation(
@@ -211,6 +225,7 @@ def _explain(
         classes=chosen,
         map=map,
         heat=heat,
+        rivals=against,
         trees=trees,
         layers=decisions(traced.routing.coefficients, traced.routing.used),
         sees_most=fields.see_most(model.image_size),

@@ -46,16 +46,20 @@ def follow(trace: Trace, classes: Tensor) -> Flow:
         return Flow((rebuilt.poses[0] * of_primary).sum(dim=-1).detach(), links, pixels.detach())
 
 
+def rivals(scores: Tensor, classes: Tensor) -> Tensor:
+    """(B,): the strongest class other than `classes[b]`."""
+    return scores.scatter(1, classes[:, None], -torch.inf).argmax(dim=1)
+
+
 def margins(scores: Tensor, classes: Tensor) -> Tensor:
     """(B,): by how much class `classes[b]` is ahead of the strongest other class, if there is one.
 
     What all classes have in common is no part of it: the classifier's bias, for one.
     """
-    wanted = classes[:, None]
-    own = scores.gather(1, wanted)[:, 0]
+    own = scores.gather(1, classes[:, None])[:, 0]
     if scores.shape[1] == 1:
         return own
-    return own - scores.scatter(1, wanted, -torch.inf).max(dim=1).values
+    return own - scores.gather(1, rivals(scores, classes)[:, None])[:, 0]
 
 
 def follow_margin(trace: Trace, classes: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import along, follow, follow_margin, margins, share_down
 from capsroute.explain.trace import Trace
 from capsroute.models.base import CapsuleClassifier, ImageClassifier
+from capsroute.models.em import EMCapsNet
 
 Map = Callable[[Trace, Tensor], Tensor]
 """A trace of B images and one class for each, to heat (B, H, W), not negative."""
@@ -110,8 +111,13 @@ DEFAULT_MAP = "contrast"
 
 
 def default_map(model: CapsuleClassifier) -> str:
-    """`grid` for a model whose primary capsules see more than half of the image."""
-    return "grid" if primary_fields(model).see_most(model.image_size) else DEFAULT_MAP
+    """`grid` for a model whose primary capsules see more than half of the image.
+
+    Otherwise the best there is; for EM, whose scores are no sum of what pixels gave, `fields`.
+    """
+    if primary_fields(model).see_most(model.image_size):
+        return "grid"
+    return "fields" if isinstance(model, EMCapsNet) else DEFAULT_MAP
 
 
 def _held_poses(trace: Trace) -> list[Tensor]:

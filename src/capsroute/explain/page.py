@@ -90,12 +90,13 @@ def _maps(explanation: Explanation, original: Image.Image) -> str:
     for index in explanation.classes:
         name, colour = escape(explanation.class_names[index]), explanation.colour(index)
         heat = png_uri(overlay(explanation.heat[index], colour))
+        told = f": {told}" if (told := explanation.told_from(index)) else ""
         figures.append(
             f'<figure><div class="stack" style="--ratio:{ratio}">'
             f'<img class="dim" src="{base}" alt=""><img src="{heat}" '
             f'alt="heat map of class {name}: {_whereabouts(explanation, index)}"></div>'
             f'<figcaption><b style="background:{colour}">{name}</b> '
-            f"{100 * explanation.probabilities[index]:.1f} %</figcaption></figure>"
+            f"{100 * explanation.probabilities[index]:.1f} %{escape(told)}</figcaption></figure>"
         )
     meaning = (MAPS[explanation.map].__doc__ or "").split("\n")[0]
     return (

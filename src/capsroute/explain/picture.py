@@ -77,9 +77,9 @@ def _headline(explanation: Explanation, drawn: int) -> str:
 def _map_title(explanation: Explanation, index: int, letters: int) -> str:
     name = explanation.class_names[index]
     probability = f"{100 * explanation.probabilities[index]:.1f} %"
-    if len(name) + len(probability) + 2 <= letters:
-        return f"{name}: {probability}"
-    return f"{_wrapped(name, letters)}\n{probability}"
+    fits = len(name) + len(probability) + 2 <= letters
+    title = f"{name}: {probability}" if fits else f"{_wrapped(name, letters)}\n{probability}"
+    return f"{title}\n{_wrapped(explanation.told_from(index), letters)}".rstrip()
 
 
 def _wrapped(text: str, letters: int) -> str:

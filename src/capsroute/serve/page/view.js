@@ -107,7 +107,8 @@ export async function showHeat(element, answer, model) {
   const [picture, ...heats] = await Promise.all([answer.image, ...classes.map((one) => one.heat)].map(loaded));
   const tiles = [makeTile(picture, "what the model saw")];
   for (const [index, one] of classes.entries()) {
-    const tile = makeTile(picture, "evidence for ", make("b", { textContent: one.name }));
+    const rival = one.rival === null ? "" : ` rather than ${one.rival}`;
+    const tile = makeTile(picture, "evidence for ", make("b", { textContent: one.name }), rival);
     const colour = colourOf(one.name, answer.explanation.predicted);
     tile.style.setProperty("--colour", colour);
     paintHeat(tile.firstChild, heats[index], styleOf(colour));
