@@ -107,8 +107,9 @@ export async function showHeat(element, answer, model) {
   const [picture, ...heats] = await Promise.all([answer.image, ...classes.map((one) => one.heat)].map(loaded));
   const tiles = [makeTile(picture, "what the model saw")];
   for (const [index, one] of classes.entries()) {
-    const rival = one.rival === null ? "" : ` rather than ${one.rival}`;
-    const tile = makeTile(picture, "evidence for ", make("b", { textContent: one.name }), rival);
+    const name = make("b", { textContent: one.name });
+    const caption = one.rival === null ? ["evidence for ", name] : [name, ` rather than ${one.rival}`];
+    const tile = makeTile(picture, ...caption);
     const colour = colourOf(one.name, answer.explanation.predicted);
     tile.style.setProperty("--colour", colour);
     paintHeat(tile.firstChild, heats[index], styleOf(colour));
