@@ -131,8 +131,8 @@ def _batch_norm(found: Found) -> str:
     images = {f"{each['images']:,}" for each in found.values()}
     text = (
         "The paper's recipe keeps running statistics of the first 16 images of each batch alone. "
-        f"Here they are replaced by averages over {' or '.join(sorted(images))} augmented training "
-        "images, the weights as they are: accuracy on the test images, in float32 "
+        f"Here they are replaced by averages over {' or '.join(sorted(images))} images as training "
+        "makes them, the weights as they are: accuracy on the test images, in float32 "
         "(`tools/batch_norm_statistics.py`)."
     )
     table = markdown_table(["run", "as trained", "better statistics"], rows)
