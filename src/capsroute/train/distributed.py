@@ -91,8 +91,17 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     try:
         yield Processes(rank, world, where)
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
+        _empty_frames(error)
         raise
     finally:
         gc.collect()
         dist.destroy_process_group()
+
+
+def _empty_frames(error: BaseException) -> None:
+    """Of an error and of those it arose from: what they held is gone, what they print is not."""
+    chain = [error]
+    for one in chain:
+        traceback.clear_frames(one.__traceback__)
+        before = (one.__cause__, one.__context__)
+        chain += [other for other in before if other is not None and other not in chain]
