@@ -216,10 +216,30 @@ def test_the_rival_is_named_where_the_heat_is_of_a_margin():
     assert "what tells it from" not in page(plain, image)
 
 
-def test_em_says_which_map_it_shows():
+def test_the_rival_named_is_the_one_that_the_heat_is_held_against(monkeypatch):
+    """Where two others are equally strong, rounding may order the model's own scores otherwise."""
+    model, image = example("inverted")
+    first, second, third = model(image[None])[0].argsort(descending=True)[:3].tolist()
+
+    def trace_with_the_others_swapped(*arguments):
+        traced = trace(*arguments)
+        scores = traced.routing.scores.clone()
+        scores[:, [second, third]] = scores[:, [third, second]]
+        return replace(traced, routing=replace(traced.routing, scores=scores))
+
+    monkeypatch.setattr("capsroute.explain.explanation.trace", trace_with_the_others_swapped)
+    assert explain(model, image, [first], map="contrast").rivals == {first: second}
+
+
+@pytest.mark.parametrize("asked", ["contrast", "contribution", "contribution_by_pixel"])
+def test_em_says_which_map_it_shows(asked):
     model, image = example("em")
-    explanation = explain(model, image, [0])
-    assert explanation.map in ("fields", "grid") and explanation.rivals == {}
+    assert explain(model, image, [0]).map in ("fields", "grid")
+    explanation = explain(model, image, [0], map=asked)
+    assert explanation.map == "fields" and explanation.rivals == {}
+    np.testing.assert_array_equal(
+        explanation.heat[0], explain(model, image, [0], map="fields").heat[0]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch import Tensor
 from capsroute.explain.decided import Decision, decisions
 from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import follow, rivals
-from capsroute.explain.heat import MAPS, default_map
+from capsroute.explain.heat import MAPS, default_map, drawn_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
 from capsroute.models.base import ImageClassifier, class_names_of, evaluating, unwrapped
@@ -207,13 +207,14 @@ def _explain(
     chosen = asked or predicted or ranked[:1]
     fields = primary_fields(traced.model)
     pixels = layer_pixels(fields, traced.layers, model.image_size)
-    map = map or default_map(traced.model)
+    map = drawn_map(traced.model, map) if map else default_map(traced.model)
     heat, against, trees = {}, {}, {}
     for index in chosen:
         which = torch.tensor([index], device=image.device)
         heat[index] = _to_unit(MAPS[map](traced, which)[0])
-        if map == "contrast" and traced.is_linear and model.num_classes > 1:
-            against[index] = int(rivals(traced.routing.scores, which))
+        if map == "contrast" and model.num_classes > 1:
+            # of the scores that the heat is of: rounding may part them from the model's own
+            against[index] = int(rivals(traced.rebuilt.scores, which))
         links = [link[0] for link in follow(traced, which).links]
         trees[index] = grow_tree(index, traced.layers, links, pixels)
     return Explanation(

@@ -111,20 +111,23 @@ DEFAULT_MAP = "contrast"
 
 
 def default_map(model: CapsuleClassifier) -> str:
-    """`grid` for a model whose primary capsules see more than half of the image.
-
-    Otherwise the best there is; for EM, whose scores are no sum of what pixels gave, `fields`.
-    """
+    """`grid` where primary capsules see more than half of the image, else the best there is."""
     if primary_fields(model).see_most(model.image_size):
         return "grid"
-    return "fields" if isinstance(model, EMCapsNet) else DEFAULT_MAP
+    return drawn_map(model, DEFAULT_MAP)
+
+
+def drawn_map(model: CapsuleClassifier, asked: str) -> str:
+    """What is drawn by a name: `fields` for EM, whose scores are no sum of what pixels gave."""
+    by_pixel = asked in ("contrast", "contribution", "contribution_by_pixel")
+    return "fields" if by_pixel and isinstance(model, EMCapsNet) else asked
 
 
 def _held_poses(trace: Trace) -> list[Tensor]:
     if not trace.is_linear:
         raise ValueError(
-            "`map` must be contrast, contribution, fields or coefficients for an EM model, "
-            "whose scores are no sum of votes"
+            "`map` must be fields, grid or coefficients for an EM model, whose scores are no sum "
+            "of votes"
         )
     return [poses.detach() for poses in trace.rebuilt.poses]
 
