@@ -147,6 +147,8 @@ def test_an_explanation(server, predictor):
     explained = schemas.ExplanationAnswer.model_validate(answer.json)
     check_same(answer.json["prediction"], predictor, IMAGE, top_k=10)
     assert explained.explanation.classes and explained.explanation.links
+    for one in explained.explanation.classes:
+        assert one.rival in predictor.class_names and one.rival != one.name
     assert explained.image.startswith("data:image/png;base64,")
 
 

@@ -1,6 +1,7 @@
 """The page in a real browser: drawn on with mouse, finger and keys, and looked at."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -69,6 +70,8 @@ def test_a_stroke_is_answered_with_bars_heat_and_a_tree(page, tmp_path):
     chosen = "[...document.querySelectorAll('.bars .chosen .name')].map((e) => e.textContent)"
     assert page.evaluate(chosen) == ["1"]
     page.wait_for(f"{HEAT_OF} === '1'")
+    heat_caption = "document.querySelector('#heat figcaption:has(b)').textContent"
+    assert re.fullmatch(r"1 rather than [02-9]", page.evaluate(heat_caption))
     assert page.evaluate("document.querySelectorAll('#trees svg image').length") > 6
     cut = "getComputedStyle(document.querySelector('#trees svg svg svg')).overflow"
     assert page.evaluate(cut) == "hidden"  # full light ends where the capsule's part does

@@ -26,7 +26,9 @@ class ExplainedClass(BaseModel):
     heat: str = Field(
         description="PNG as a data URI, as large as the model's input: opacity is the heat."
     )
-    rival: str | None = Field(description="The class that the heat holds this one against.")
+    rival: str | None = Field(
+        description="The class that the heat holds this one against; null where it is of one alone."
+    )
     carried: float = Field(description="Part of all that spoke for it in the links to it.")
     caption: str = Field(description="The same in words.")
 
