@@ -44,6 +44,16 @@ def test_parameters_and_shapes_at_full_size_without_numbers(name):
         assert parameters(model) <= 1_000_000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_models())
+def test_scores_at_full_size_are_numbers(name):
+    torch.manual_seed(0)
+    model = create_model(name).eval()
+    with torch.no_grad():
+        probabilities = model.probabilities(model(images_for(model, 2)))
+    assert (probabilities >= 0).all() and (probabilities <= 1 + 1e-6).all()
+
+
 @pytest.mark.parametrize("name", list_models())
 def test_another_size_channel_and_class_count_learns_and_is_loaded_again(name):
     size, channels = smaller_size(name), 4 - model_info(name).task.in_channels
