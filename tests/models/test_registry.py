@@ -44,7 +44,6 @@ def test_parameters_and_shapes_at_full_size_without_numbers(name):
         assert parameters(model) <= 1_000_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_scores_at_full_size_are_numbers(name):
     torch.manual_seed(0)
