@@ -21,6 +21,7 @@ def checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("to", "name"),
     [
+        pytest.param("torch-export", "mine.pt2", marks=pytest.mark.slow),
         pytest.param("onnx", "mine.onnx", marks=pytest.mark.slow),
         ("safetensors", "mine.safetensors"),
     ],

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import capsroute
+from capsroute.export import export_model
 from capsroute.inference import Predictor
 from capsroute.models.weights import save_model
 from shipped_samples import read_sample, sample_pictures
@@ -242,6 +243,16 @@ def test_a_list_of_paths(run, model, photos, monkeypatch, tmp_path):
     (tmp_path / "list.txt").write_text(listed)
     status, again, _ = run("predict", model, "--from-list", tmp_path / "list.txt", "--json")
     assert (status, again) == (0, out)
+
+
+@pytest.mark.slow
+def test_an_exported_file_answers_alike(run, model, photos, tmp_path):
+    made = Predictor.load(model).model
+    export_model(made, "torch-export", tmp_path / "model.pt2")
+    status, out, _ = run("predict", tmp_path / "model.pt2", photos, "--json")
+    assert status == 0
+    for record in records(out):
+        assert record["labels"] == expected(model, record["file"]).labels
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
 import gzip
+import hashlib
+import lzma
 
 import numpy as np
 import pytest
@@ -6,6 +8,8 @@ import torch
 
 from capsroute.data import DataError, MissingDataError, load_mnist
 from capsroute.data import mnist as module
+
+NAMES = list(module.MNIST_SHA1)
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -22,6 +26,12 @@ def write_set(folder, labels=(3, 1, 4), size=(5, 6), suffix="") -> None:
         for kind, data in files.items():
             data = gzip.compress(data) if suffix else data
             (folder / f"{part}-{kind}-ubyte{suffix}").write_bytes(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_files_give_the_official_bytes(name):
+    data = lzma.decompress((module.PACKED / f"{name}.xz").read_bytes())
+    assert hashlib.sha1(data).hexdigest() == module.MNIST_SHA1[name]
 
 
 def test_packed_set_is_small_and_its_origin_is_noted():

@@ -56,7 +56,7 @@ def test_a_preset_fits_its_model_and_data(name):
     if expected is not None and not name.startswith("fast_"):
         assert name.endswith(f"_r{expected}")
     if chosen.paper_accuracy is not None:
-        assert config.seed == 0
+        assert config.epochs == 350 and config.batch_size == 128 and config.seed == 0
         plain = config.model.options().keys() <= {"iterations", "bn_group"}
         if plain and config.model.iterations == info.task.iterations:  # a cell of the table
             assert chosen.paper_accuracy == info.paper_accuracy

@@ -1,7 +1,5 @@
 """The routing step against the paper's procedure as loops: values and every gradient, fp64."""
 
-import functools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,6 +95,17 @@ CASES = {
     "linear matrix": ((2, 5, 4), (5, 3, 2, 2), (2, 3, 4), 1),
     "linear vector": ((2, 5, 3), (5, 3, 3, 4), (2, 3, 4), 1),
 }
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_gradcheck(impl, case):
+    (children, weight, parents), stride = random_layer(CASES[case])
+    options = {"stride": stride, "impl": impl}
+    assert torch.autograd.gradcheck(
+        lambda c, w, p: routing_step(c, w, p, **options), (children, weight, parents)
+    )
+    assert torch.autograd.gradcheck(lambda c, w: routing_step(c, w, **options), (children, weight))
 
 
 @pytest.mark.parametrize("with_parents", [True, False])
@@ -199,14 +208,8 @@ def test_a_first_step_holds_in_fp16_what_the_sum_over_its_children_does_not():
         assert (routing_step(children, many) / (800 * 4e-4 / 100) - 1).abs().max() < 5e-3
 
 
-def test_second_derivatives_of_the_reference_are_right():
-    inputs, _ = random_layer(((1, 2, 2), (2, 2, 2, 1), (1, 2, 1), 1))
-    step = functools.partial(routing_step, impl="reference")
-    assert torch.autograd.gradgradcheck(step, inputs)
-
-
 @pytest.mark.parametrize("case", ["conv vector", "linear matrix"])
-def test_second_derivatives_of_the_tiled_step_are_refused(case):
+def test_second_derivatives_are_right_or_refused(case):
     (children, weight, parents), stride = random_layer(CASES[case])
 
     def penalised(impl):
@@ -214,6 +217,9 @@ def test_second_derivatives_of_the_tiled_step_are_refused(case):
         slope = torch.autograd.grad(poses.sum(), children, create_graph=True)[0]
         return poses.square().mean() + slope.square().sum()  # none of it needs a cotangent's slope
 
+    assert torch.autograd.gradgradcheck(
+        lambda *x: routing_step(*x, stride=stride, impl="reference"), (children, weight, parents)
+    )
     penalised("reference").backward()
     with pytest.raises(RuntimeError, match="differentiated twice with impl='reference' only"):
         penalised("tiled").backward()

@@ -120,17 +120,8 @@ def test_a_finished_run_is_not_run_again(config, finished):
     assert weights(finished) == before
 
 
-@pytest.mark.parametrize(
-    ("stop", "signum"),
-    [
-        (1, signal.SIGTERM),
-        (4, signal.SIGINT),
-        (5, signal.SIGTERM),
-        (6, signal.SIGINT),
-        (9, signal.SIGINT),
-        (11, signal.SIGTERM),
-    ],
-)
+@pytest.mark.parametrize("stop", [1, 4, 5, 6, 9, 11])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_goes_on_bit_for_bit(config, whole, tmp_path, stop, signum):
     with pytest.raises(Interrupted) as caught:
         run(config, tmp_path / "stopped", StopAt(stop, signum))
@@ -167,19 +158,9 @@ def evaluated_in_many_batches(config, tmp_path_factory):
     return config, out, batches.done
 
 
-@pytest.mark.parametrize(
-    ("share", "step", "checkpoint_every", "staged"),
-    [
-        (0.0, 6, 0, False),
-        (0.0, 6, 100, True),
-        (0.4, 6, 100, False),
-        (0.4, 6, 0, True),
-        (0.5, 12, 0, False),
-        (0.5, 12, 100, True),
-        (0.8, 12, 100, False),
-        (0.8, 12, 0, True),
-    ],
-)
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("checkpoint_every", [0, 100])
+@pytest.mark.parametrize(("share", "step"), [(0.0, 6), (0.4, 6), (0.5, 12), (0.8, 12)])
 def test_a_run_stopped_while_it_is_evaluated_goes_on_bit_for_bit(
     evaluated_in_many_batches, tmp_path, monkeypatch, share, step, checkpoint_every, staged
 ):

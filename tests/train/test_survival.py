@@ -34,7 +34,7 @@ def kill_after(arguments, seconds):
         return False
 
 
-def test_killed_at_random_moments(image_folder, tmp_path):
+def test_killed_at_ten_random_moments(image_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = begun(options(image_folder, whole))
     started = time.monotonic()
@@ -44,8 +44,8 @@ def test_killed_at_random_moments(image_folder, tmp_path):
     seed = random.randrange(10**6)
     moments = random.Random(seed)
     kills = after_a_checkpoint = 0
-    while kills < 5 or after_a_checkpoint < 3:
-        finished = kill_after(options(image_folder, killed), moments.uniform(0, duration / 2))
+    while kills < 10 or after_a_checkpoint < 3:
+        finished = kill_after(options(image_folder, killed), moments.uniform(0, duration))
         kills += not finished
         after_a_checkpoint += not finished and (killed / "state.pt").exists()
         if finished:  # too late to be killed: that run was whole, begin another
