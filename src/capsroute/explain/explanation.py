@@ -14,7 +14,7 @@ from torch import Tensor
 from capsroute.explain.decided import Decision, decisions
 from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import follow, rivals
-from capsroute.explain.heat import MAPS, default_map, drawn_map
+from capsroute.explain.heat import MAPS, default_map
 from capsroute.explain.trace import check_explainable, trace
 from capsroute.explain.tree import Link, Node, grow_tree, layer_pixels, links_of
 from capsroute.models.base import ImageClassifier, class_names_of, evaluating, unwrapped
@@ -207,7 +207,7 @@ def _explain(
     chosen = asked or predicted or ranked[:1]
     fields = primary_fields(traced.model)
     pixels = layer_pixels(fields, traced.layers, model.image_size)
-    map = drawn_map(traced.model, map) if map else default_map(traced.model)
+    map = map or default_map(traced.model)
     heat, against, trees = {}, {}, {}
     for index in chosen:
         which = torch.tensor([index], device=image.device)

@@ -28,25 +28,22 @@ def contrast(trace: Trace, classes: Tensor) -> Tensor:
 
     Along the routes taken, averaged over neighbours like `contribution`: what speaks for both
     classes alike is heat of neither, and what speaks against the other class is heat of this one.
-    Models whose scores are no sum of parts (EM) get the shares of the class itself.
     """
-    return _smooth(follow_margin(trace, classes)) if trace.is_linear else fields(trace, classes)
+    _check_linear(trace)
+    return _smooth(follow_margin(trace, classes))
 
 
 def contribution(trace: Trace, classes: Tensor) -> Tensor:
     """What each pixel gave to the score along the routes taken, averaged over its neighbours.
 
-    Parts that cancel within a neighbourhood cancel before what is left is called heat. Models
-    whose scores are no sum of parts (EM) are followed to their primary capsules only.
+    Parts that cancel within a neighbourhood cancel before what is left is called heat.
     """
-    flow = follow(trace, classes)
-    return _by_field(trace, flow.primary) if flow.pixels is None else _smooth(flow.pixels)
+    return _smooth(_pixel_parts(trace, classes))
 
 
 def contribution_by_pixel(trace: Trace, classes: Tensor) -> Tensor:
     """The same without the average over neighbours."""
-    pixels = follow(trace, classes).pixels
-    return fields(trace, classes) if pixels is None else pixels.clamp_min(0.0)
+    return _pixel_parts(trace, classes).clamp_min(0.0)
 
 
 def fields(trace: Trace, classes: Tensor) -> Tensor:
@@ -111,24 +108,32 @@ DEFAULT_MAP = "contrast"
 
 
 def default_map(model: CapsuleClassifier) -> str:
-    """`grid` where primary capsules see more than half of the image, else the best there is."""
+    """`grid` where primary capsules see more than half of the image, else the best there is.
+
+    For EM, whose scores are no sum of what pixels gave, that is `fields`.
+    """
     if primary_fields(model).see_most(model.image_size):
         return "grid"
-    return drawn_map(model, DEFAULT_MAP)
+    return "fields" if isinstance(model, EMCapsNet) else DEFAULT_MAP
 
 
-def drawn_map(model: CapsuleClassifier, asked: str) -> str:
-    """What is drawn by a name: `fields` for EM, whose scores are no sum of what pixels gave."""
-    by_pixel = asked in ("contrast", "contribution", "contribution_by_pixel")
-    return "fields" if by_pixel and isinstance(model, EMCapsNet) else asked
-
-
-def _held_poses(trace: Trace) -> list[Tensor]:
+def _check_linear(trace: Trace) -> None:
     if not trace.is_linear:
         raise ValueError(
             "`map` must be fields, grid or coefficients for an EM model, whose scores are no sum "
             "of votes"
         )
+
+
+def _pixel_parts(trace: Trace, classes: Tensor) -> Tensor:
+    _check_linear(trace)
+    pixels = follow(trace, classes).pixels
+    assert pixels is not None  # of a linear model they are known
+    return pixels
+
+
+def _held_poses(trace: Trace) -> list[Tensor]:
+    _check_linear(trace)
     return [poses.detach() for poses in trace.rebuilt.poses]
 
 
