@@ -149,6 +149,13 @@ def test_where_the_separation_goes_is_checked_first(
     assert status == 2 and message in err and err.count("\n") == 1
 
 
+def test_a_map_that_em_does_not_have_is_called_as_it_was_typed(run, tmp_path):
+    model = save(tmp_path / "em.safetensors", "em_simple_cifar10", image_size=16, in_channels=1)
+    status, out, err = run("explain", model, sample("digit_5.png"), "--map", "votes")
+    assert (status, out) == (2, "") and err.startswith("error: `--map` must be one of fields, ")
+    assert err.endswith(", got 'votes'\n") and not list(tmp_path.glob("*.explained.*"))
+
+
 def test_an_unknown_class_gets_the_nearest(run, tmp_path):
     torch.manual_seed(0)
     model = capsroute.create_model("inverted_small_multimnist", num_classes=2)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import capsroute
 from capsroute.explain import DEFAULT_MAP, default_map, draw_explanation, explain, page
-from capsroute.explain.heat import contrast
+from capsroute.explain.heat import EM_MAPS, MAPS, contrast
 from capsroute.explain.trace import trace
 from capsroute.inference import Predictor
 from explain.models import FAMILIES, images, make
@@ -228,12 +228,13 @@ def test_the_rival_named_is_the_one_that_the_heat_is_held_against(monkeypatch):
     assert explain(model, image, [first], map="contrast").rivals == {first: second}
 
 
-@pytest.mark.parametrize("asked", ["contrast", "contribution", "contribution_by_pixel", "votes"])
-def test_em_has_no_map_by_pixel(asked):
+@pytest.mark.parametrize("asked", sorted(set(MAPS) - set(EM_MAPS)))
+def test_em_has_no_map_of_what_votes_say(asked):
     model, image = example("em")
     explanation = explain(model, image, [0])
     assert explanation.map in ("fields", "grid") and explanation.rivals == {}
-    with pytest.raises(ValueError, match="must be fields, grid or coefficients for an EM model"):
+    expected = f"`map` must be one of fields, grid, coefficients for an EM model.*, got '{asked}'"
+    with pytest.raises(ValueError, match=expected):
         explain(model, image, [0], map=asked)
 
 

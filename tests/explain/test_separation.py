@@ -5,7 +5,7 @@ import torch
 
 import capsroute
 from capsroute.data import DiverseMultiMNIST, load_mnist
-from capsroute.explain.separation import _own_share, measure_separation, two_digit_images
+from capsroute.explain.separation import Pairs, _own_share, measure_separation, two_digit_images
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,15 @@ def test_uniform_routing_is_at_chance_by_its_coefficients(pairs):
     for value in separations.values():
         assert 0 < value.share < 1 and value.error >= 0
     assert {"gradient", "gradient_times_input", "contrast"} <= set(separations)
+
+
+def test_an_em_model_is_measured_by_the_maps_it_has(pairs):
+    torch.manual_seed(0)
+    model = capsroute.create_model("em_simple_cifar10", image_size=36, in_channels=1).eval()
+    two = Pairs(pairs.images[:2], pairs.classes[:2], pairs.digits[:2])
+    separations, _ = measure_separation(model, two)
+    routing_maps = {name for name in separations if not name.startswith("gradient")}
+    assert routing_maps == {"fields", "coefficients"} and len(separations) == 7
 
 
 def test_choosing_and_reporting_use_other_images():

@@ -18,7 +18,7 @@ from capsroute.cli.outputs import file_to_write, folder_to_write_to
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.cli.progress import progress_bars
 from capsroute.data.diverse_multimnist import CANVAS
-from capsroute.explain import DEFAULT_MAP, MAPS, Explanation, draw_explanation, page
+from capsroute.explain import MAPS, Explanation, default_map, draw_explanation, page
 from capsroute.explain import explain as explain_image
 from capsroute.explain.separation import Separation, measure_separation, two_digit_images
 from capsroute.explain.trace import check_explainable, why_unexplained
@@ -53,7 +53,8 @@ class Options:
     """Names of the classes to explain; those predicted unless given."""
     map: Annotated[str | None, optional("MAP")] = None
     """Definition of heat: one of the names in docs/explain.md, such as fields. Unless given:
-    contrast, or grid where a primary capsule sees more than half of the image."""
+    contrast (fields of an EM model), or grid where a primary capsule sees more than half of the
+    image."""
     json: bool = False
     """Print the explanation as JSON, with all notes and remarks, instead of a table."""
     separation: Annotated[int | None, optional("N")] = None
@@ -104,7 +105,7 @@ def _explain(predictor: Predictor, model: ImageClassifier, options: Options) -> 
     remark = predictor.remark(image)
     if remark is not None:
         print(f"{source.name}: {remark}", file=sys.stderr)
-    with as_typed(classes="--classes"):
+    with as_typed(classes="--classes", map="--map"):
         explanation = explain_image(model, image, options.classes, map=options.map)
     _write_together(
         {png: draw_explanation(explanation, image), html: page(explanation, image).encode()}
@@ -173,7 +174,7 @@ def _measure(
         "split": options.split,
         "both_digits_named_percent": right,
         "chance": 0.5,
-        "default_map": DEFAULT_MAP,
+        "default_map": default_map(model),
         "maps": {name: asdict(value) for name, value in separations.items()},
         "device": device_name(next(model.parameters()).device),
         **versions(),

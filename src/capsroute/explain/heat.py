@@ -29,7 +29,7 @@ def contrast(trace: Trace, classes: Tensor) -> Tensor:
     Along the routes taken, averaged over neighbours like `contribution`: what speaks for both
     classes alike is heat of neither, and what speaks against the other class is heat of this one.
     """
-    _check_linear(trace)
+    _check_linear(trace, contrast)
     return _smooth(follow_margin(trace, classes))
 
 
@@ -38,11 +38,13 @@ def contribution(trace: Trace, classes: Tensor) -> Tensor:
 
     Parts that cancel within a neighbourhood cancel before what is left is called heat.
     """
+    _check_linear(trace, contribution)
     return _smooth(_pixel_parts(trace, classes))
 
 
 def contribution_by_pixel(trace: Trace, classes: Tensor) -> Tensor:
     """The same without the average over neighbours."""
+    _check_linear(trace, contribution_by_pixel)
     return _pixel_parts(trace, classes).clamp_min(0.0)
 
 
@@ -66,6 +68,7 @@ def coefficients(trace: Trace, classes: Tensor) -> Tensor:
 
 def votes(trace: Trace, classes: Tensor) -> Tensor:
     """Coefficient times the length of the vote."""
+    _check_linear(trace, votes)
     weights = [
         layer.shares * layer.votes(below).norm(dim=-1)
         for layer, below in zip(trace.layers, _held_poses(trace), strict=False)
@@ -75,6 +78,7 @@ def votes(trace: Trace, classes: Tensor) -> Tensor:
 
 def agreeing_votes(trace: Trace, classes: Tensor) -> Tensor:
     """Coefficient times the length of the vote along its parent's pose, where it agrees."""
+    _check_linear(trace, agreeing_votes)
     poses = _held_poses(trace)
     weights = [
         layer.shares * along(layer, layer.votes(below), above).clamp_min(0.0)
@@ -85,6 +89,7 @@ def agreeing_votes(trace: Trace, classes: Tensor) -> Tensor:
 
 def helpful_links(trace: Trace, classes: Tensor) -> Tensor:
     """As `fields`, but links that speak against the class are dropped layer by layer."""
+    _check_linear(trace, helpful_links)
     weights = [links.clamp_min(0.0) for links in follow(trace, classes).links]
     return _by_field(trace, share_down(trace.layers, weights, classes)[0])
 
@@ -104,6 +109,8 @@ ROUTING_MAPS: dict[str, Map] = {
 }
 """Those compared on overlapping digits, where `grid` would be `fields` by another name."""
 MAPS: dict[str, Map] = {**ROUTING_MAPS, "grid": grid}
+EM_MAPS = ("fields", "grid", "coefficients")
+"""All that an EM model has: what its votes say does not add up to a score."""
 DEFAULT_MAP = "contrast"
 
 
@@ -117,23 +124,21 @@ def default_map(model: CapsuleClassifier) -> str:
     return "fields" if isinstance(model, EMCapsNet) else DEFAULT_MAP
 
 
-def _check_linear(trace: Trace) -> None:
+def _check_linear(trace: Trace, map_: Map) -> None:
     if not trace.is_linear:
         raise ValueError(
-            "`map` must be fields, grid or coefficients for an EM model, whose scores are no sum "
-            "of votes"
+            f"`map` must be one of {', '.join(EM_MAPS)} for an EM model, whose scores are no sum "
+            f"of votes, got {map_.__name__!r}"
         )
 
 
 def _pixel_parts(trace: Trace, classes: Tensor) -> Tensor:
-    _check_linear(trace)
     pixels = follow(trace, classes).pixels
     assert pixels is not None  # of a linear model they are known
     return pixels
 
 
 def _held_poses(trace: Trace) -> list[Tensor]:
-    _check_linear(trace)
     return [poses.detach() for poses in trace.rebuilt.poses]
 
 

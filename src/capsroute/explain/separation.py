@@ -13,7 +13,7 @@ from torch import Tensor
 from capsroute.data.diverse_multimnist import TEST_IMAGES, TEST_SEED, DiverseMultiMNIST
 from capsroute.data.mnist import load_mnist
 from capsroute.data.rng import Purpose, image_draws
-from capsroute.explain.heat import ROUTING_MAPS, gradient_maps
+from capsroute.explain.heat import EM_MAPS, ROUTING_MAPS, gradient_maps
 from capsroute.explain.trace import trace
 from capsroute.models.base import CapsuleClassifier
 from capsroute.progress import Progress
@@ -73,7 +73,7 @@ class Separation:
 def measure_separation(
     model: CapsuleClassifier, pairs: Pairs, progress: Progress | None = None
 ) -> tuple[dict[str, Separation], float]:
-    """Every map's separation, and the percentage of images whose two digits were named."""
+    """Of every map that the model has, and the percentage of images whose two digits were named."""
     device = next(model.parameters()).device
     shares: dict[str, list[Tensor]] = {}
     right: list[Tensor] = []
@@ -87,7 +87,11 @@ def measure_separation(
         both = []
         for index in range(2):
             own, other = digits[:, index], digits[:, 1 - index]
-            maps = {name: draw(routed, classes[:, index]) for name, draw in ROUTING_MAPS.items()}
+            maps = {
+                name: draw(routed, classes[:, index])
+                for name, draw in ROUTING_MAPS.items()
+                if routed.is_linear or name in EM_MAPS
+            }
             maps |= gradient_maps(model, images, classes[:, index])
             both.append({name: _own_share(heat, own, other) for name, heat in maps.items()})
         for name in both[0]:
