@@ -1,5 +1,6 @@
 """The authors' checkpoints give the authors' logits. Their code made `authors_golden.npz`."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +100,22 @@ def test_other_checkpoints_are_refused_in_one_line(change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_without_a_classifier_is_refused():
+@pytest.mark.parametrize(
+    "key",
+    [
+        "final_fc.weight",
+        "pc_layer.weight",
+        "capsule_layers.0.w",
+        "capsule_layers.1.nonlinear_act.weight",
+    ],
+)
+def test_a_checkpoint_that_lacks_a_part_is_refused(key):
     theirs = checkpoint("matrix")
-    del theirs["final_fc.weight"]
-    with pytest.raises(ValueError, match=r"must hold 'final_fc\.weight'"):
+    del theirs[key]
+    with pytest.raises(ValueError, match=f"must hold '{re.escape(key)}'"):
         from_authors(theirs)
+
+
+def test_the_checkpoint_of_another_model_is_refused():
+    with pytest.raises(ValueError, match=r"keys of the authors' code, .* got 'fc\.weight'"):
+        from_authors({"fc.weight": torch.zeros(1)})

@@ -29,6 +29,7 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if "net" in state_dict and isinstance(state_dict["net"], Mapping):
         state_dict = state_dict["net"]
     theirs = {key.removeprefix("module."): value for key, value in state_dict.items()}
+    _check_keys(theirs)
     transforms = _capsule_transforms(theirs)
     ours: dict[str, Tensor] = {}
     for key, value in theirs.items():
@@ -42,15 +43,25 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 ours[f"{layer}.weight"] = transforms[int(match[1])]
             else:
                 ours[f"{layer}.norm.{match[2].removeprefix('nonlinear_act.')}"] = value
-        else:
+    return ours
+
+
+def _check_keys(theirs: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError of one line for a key of other code, or for one that is missing."""
+    layers = 0
+    for key in theirs:
+        if match := _CAPSULE_KEY.fullmatch(key):
+            layers = max(layers, int(match[1]) + 1)
+        elif key not in _FIXED and not _BACKBONE_KEY.fullmatch(key):
             raise ValueError(
                 f"`state_dict` must hold keys of the authors' code, such as 'pc_layer.weight' or "
                 f"'capsule_layers.0.w', got {key!r}"
             )
-    missing = [key for key in _FIXED if key not in theirs]
-    if missing:
-        raise ValueError(f"`state_dict` must hold {missing[0]!r}, which the authors' models have")
-    return ours
+    parts = ("w", "nonlinear_act.weight")
+    routed = [f"capsule_layers.{layer}.{part}" for layer in range(layers) for part in parts]
+    for key in (*_FIXED, *routed):
+        if key not in theirs:
+            raise ValueError(f"`state_dict` must hold {key!r}, which the authors' models have")
 
 
 def _backbone_key(index: int, rest: str) -> str:
