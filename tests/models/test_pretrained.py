@@ -208,9 +208,15 @@ def test_weights_of_grey_images_answer_the_same_in_colour(classes, caplog):
 
 
 def test_normalisation_is_minded_from_colour_to_grey_and_back(tmp_path):
-    options = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.25, 0.4), "image_size": 16}
+    spreads = {3: (0.2, 0.25, 0.4), 1: (0.85 / 3,)}
     models = [
-        create_model("inverted_simple_cifar10", in_channels=channels, **options).eval()
+        create_model(
+            "inverted_simple_cifar10",
+            image_size=16,
+            in_channels=channels,
+            mean=(0.5,) * channels,
+            std=spreads[channels],
+        ).eval()
         for channels in (3, 1, 3)
     ]
     for index, (trained, other) in enumerate(pairwise(models)):

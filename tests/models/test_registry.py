@@ -181,6 +181,8 @@ def test_normalisation_can_be_switched_off(tmp_path):
         ((0.5, "x", 0.5), (0.5,) * 3, r"`mean` must be a number for each channel, got \(0.5, 'x'"),
         ((0.5,) * 3, (0.5, 0.0, 0.5), r"`std` must be a positive number for each channel, got \(0"),
         (torch.full((3, 1, 1), 0.5), (0.5,) * 3, r"`mean` must be a number .* got \(\(\(0.5,"),
+        ((0.5,) * 2, (0.5,) * 3, r"`mean` must be .* \(`in_channels` is 3\), got \(0.5, 0.5\)"),
+        ((0.5,) * 3, (0.5,), r"`std` must be .* \(`in_channels` is 3\), got \(0.5,\)"),
     ],
 )
 def test_normalisations_without_sense_are_told_in_one_line(mean, std, message):

@@ -162,6 +162,7 @@ def create_model(
         if key not in accepted:
             raise ValueError(f"{name} has no option `{key}`{nearest(key, accepted)}")
     task = replace(info.task, **{k: requested[k] for k in requested if k in info.task_arguments})
+    _check_normalization(requested, task.in_channels)
     options = {k: requested[k] for k in requested if k not in info.task_arguments}
     model = info.build(task, **options)
     if not isinstance(model, ImageClassifier):
@@ -174,6 +175,17 @@ def create_model(
 
         load_pretrained(model)
     return model
+
+
+def _check_normalization(requested: dict[str, Any], channels: int) -> None:
+    """A dataset's own is averaged for images of other channels; the caller's is meant as it is."""
+    for name in NORMALIZATION:
+        given = requested.get(name)
+        if given is not None and len(given) != channels:
+            raise ValueError(
+                f"`{name}` must be a number for each channel (`in_channels` is {channels}), "
+                f"got {given!r}"
+            )
 
 
 def _plain(value: Any) -> Any:
