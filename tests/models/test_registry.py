@@ -161,6 +161,16 @@ def test_the_iterations_of_a_stack_are_the_models(tmp_path):
     assert load_model(tmp_path / "model.safetensors").capsules.iterations == 5
 
 
+@pytest.mark.parametrize("name", ["dynamic_simple_cifar10", "em_simple_cifar10"])
+def test_the_iterations_of_a_layer_are_those_that_count(name):
+    model = create_model(name, image_size=28)
+    for layer in model.capsules:
+        layer.iterations = 3
+    routing = model.route(images_for(model, 1))
+    assert routing.used == [2] * len(model.capsules)
+    assert [len(layer) for layer in routing.coefficients] == [3] * len(model.capsules)
+
+
 def test_normalisation_can_be_switched_off(tmp_path):
     plain = create_model("inverted_simple_cifar10", image_size=14)
     bare = create_model("inverted_simple_cifar10", image_size=14, mean=None, std=None)

@@ -37,12 +37,11 @@ class DynamicCapsNet(CapsuleClassifier):
     ) -> None:
         super().__init__(task)
         self.backbone, self.primary = backbone, primary
-        self.rounds = task.iterations or 1
         _, *image = probe(backbone, task)
         kernel, stride = primary.conv.kernel_size[0], primary.conv.stride[0]
         size = convolved((image[0], image[1]), kernel, stride, "the primary capsules")
         capsules, pose_dim = primary.capsules, primary.pose_dim
-        options: dict[str, Any] = {"iterations": self.rounds, "impl": impl}
+        options: dict[str, Any] = {"iterations": task.iterations or 1, "impl": impl}
         layers: list[nn.Module] = []
         if conv_capsules is not None:
             size = convolved(size, 3, 1, "capsule layer 1")
@@ -71,7 +70,7 @@ class DynamicCapsNet(CapsuleClassifier):
             capsules = layer(capsules, observe=lambda *step, steps=steps: steps.append(step))
             poses.append([step[0] for step in steps])
             coefficients.append([step[1] for step in steps])
-        used = [self.rounds - 1] * len(poses)  # sequential: every iteration counts
+        used = [len(layer) - 1 for layer in poses]  # sequential: every iteration counts
         return Routing(length(capsules), poses, coefficients, used)
 
 
