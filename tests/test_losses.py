@@ -64,6 +64,15 @@ def test_spread(batch):
     assert loss.item() == pytest.approx(total / 4)
 
 
+@pytest.mark.parametrize("loss", [losses.margin, losses.binary_cross_entropy])
+@pytest.mark.parametrize(
+    "targets", [torch.zeros(1).long(), torch.zeros(4), torch.zeros(4, 2), torch.zeros(4, 1).long()]
+)
+def test_targets_of_another_batch_or_of_other_classes(loss, targets):
+    with pytest.raises(ValueError, match=r"class indices \(4,\) or rows \(4, 3\), got torch\."):
+        loss(torch.rand(4, 3), targets)
+
+
 def test_spread_takes_no_rows():
     with pytest.raises(ValueError, match=r"`targets` must be class indices .* got \(2, 3\)"):
         losses.spread(torch.rand(2, 3), torch.eye(3)[:2])

@@ -13,6 +13,11 @@ def multi_hot(scores: Tensor, targets: Tensor) -> Tensor:
     """Targets as rows of zeros and ones, whichever way they came."""
     if targets.shape == scores.shape:
         return targets.to(scores.dtype)
+    if targets.shape != scores.shape[:1] or targets.is_floating_point():
+        raise ValueError(
+            f"`targets` must be class indices ({len(scores)},) or rows {tuple(scores.shape)}, "
+            f"got {targets.dtype} {tuple(targets.shape)}"
+        )
     return F.one_hot(targets, scores.shape[-1]).to(scores.dtype)
 
 
