@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 
 import pytest
 import small_cifar
@@ -162,6 +163,8 @@ def test_unknown_name():
 def test_path_that_is_not_there(tmp_path):
     with pytest.raises(MissingDataError, match="no such folder"):
         load_dataset(str(tmp_path / "nowhere"))
+    with pytest.raises(MissingDataError, match=r"^mnist: no such folder$"):
+        load_dataset(Path("mnist"))  # a folder, not the dataset of that name
 
 
 def test_path_that_is_a_file(tmp_path):

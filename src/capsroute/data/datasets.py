@@ -120,7 +120,7 @@ def load_dataset(
         return dataset
     path = Path(name_or_path).expanduser()
     if not path.exists():
-        raise _unknown(str(name_or_path))
+        raise _unknown(name_or_path)
     if find_idx(path, "train-images-idx3-ubyte"):
         dataset = _digits(path.resolve().name, load_mnist(path), DIGITS, validation, seed)
         _check_size(dataset, image_size)
@@ -253,8 +253,8 @@ def _check_size(dataset: Dataset, image_size: int | tuple[int, int] | None) -> N
         )
 
 
-def _unknown(name: str) -> DataError:
-    if os.sep in name or name.startswith((".", "~")):
+def _unknown(name: str | Path) -> DataError:
+    if isinstance(name, Path) or os.sep in name or name.startswith((".", "~")):
         return MissingDataError(f"{name}: no such folder")
     return DataError(
         f"no dataset and no folder of images is called `{name}`{nearest(name, _LOADERS)}"
