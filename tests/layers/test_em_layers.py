@@ -26,7 +26,7 @@ def count(module: nn.Module) -> int:
 
 def test_parameter_counts_of_the_paper():
     assert count(EMPrimaryCaps(256, 32, 16)) == 257 * 512 + 257 * 32
-    assert count(EMConvCaps(32, 32, 16, 3, 2)) == 147_456 + 64
+    assert count(EMConvCaps(32, 32, 16, stride=2)) == 147_456 + 64
     assert count(EMClassCaps(32, 10, 16)) == 32 * 10 * 16 + 20
 
 
@@ -113,14 +113,14 @@ def test_exports_with_any_batch_size():
         (lambda: EMPrimaryCaps(1, 2, 5), "`pose_dim` must be a square for matrix poses, got 5"),
         (lambda: EMPrimaryCaps(1, 0, 4), "`capsules` must be an integer of at least 1, got 0"),
         (lambda: EMPrimaryCaps(1, 2, 4)(torch.zeros(1, 3, 3)), r"`features` .* got \(1, 3, 3\)"),
-        (lambda: EMConvCaps(1, 2, 8, 3), "`pose_dim` must be a square for matrix poses, got 8"),
-        (lambda: EMConvCaps(1, 2, 4, 0), "`kernel_size` must be .* at least 1, got 0"),
-        (lambda: EMConvCaps(1, 2, 4, 3, stride=0), "`stride` must be .* at least 1, got 0"),
-        (lambda: EMConvCaps(1, 2, 4, 3, iterations=0), "`iterations` must be .* at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 8), "`pose_dim` must be a square for matrix poses, got 8"),
+        (lambda: EMConvCaps(1, 2, 4, kernel_size=0), "`kernel_size` must be .* at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 4, stride=0), "`stride` must be .* at least 1, got 0"),
+        (lambda: EMConvCaps(1, 2, 4, iterations=0), "`iterations` must be .* at least 1, got 0"),
         (lambda: EMClassCaps(0, 2, 4), "`in_capsules` must be an integer of at least 1, got 0"),
         (lambda: EMClassCaps(1, 2, 1), "`pose_dim` must be at least 4 to hold coordinates, got 1"),
         (
-            lambda: EMConvCaps(1, 2, 4, 3)(torch.zeros(1, 2, 2, 1, 4), torch.zeros(1, 2, 2, 1)),
+            lambda: EMConvCaps(1, 2, 4)(torch.zeros(1, 2, 2, 1, 4), torch.zeros(1, 2, 2, 1)),
             "square kernel within the 2×2 input, got 3×3",
         ),
     ],

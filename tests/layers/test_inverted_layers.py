@@ -11,6 +11,8 @@ from capsroute.layers import (
     ConvCaps,
     DynamicConvCaps,
     DynamicLinearCaps,
+    EMClassCaps,
+    EMConvCaps,
     LinearCaps,
     PrimaryCaps,
     SharedClassifier,
@@ -54,6 +56,27 @@ def test_mistakes(build, message):
     with pytest.raises(ValueError, match=message) as caught:
         build()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (ConvCaps(2, 3, 16, stride=2), "2 -> 3 capsules, matrix 4×4, kernel_size=3, stride=2"),
+        (LinearCaps(2, 3, 4, 8, pose="vector"), "2 -> 3 capsules, vector 4×8"),
+        (
+            DynamicConvCaps(2, 3, 4, 8, stride=2),
+            "2 -> 3 capsules, vector 4×8, kernel_size=3, stride=2, iterations=3",
+        ),
+        (DynamicLinearCaps(2, 3, 4, 8), "2 -> 3 capsules, vector 4×8, iterations=3"),
+        (
+            EMConvCaps(2, 3, 16, stride=2),
+            "2 -> 3 capsules, matrix 4×4, kernel_size=3, stride=2, iterations=2",
+        ),
+        (EMClassCaps(2, 3, 16), "2 -> 3 capsules, matrix 4×4, iterations=2"),
+    ],
+)
+def test_layers_of_every_routing_print_alike(layer, told):
+    assert layer.extra_repr() == told
 
 
 def test_a_scale_that_would_have_to_learn():

@@ -28,6 +28,11 @@ class _DynamicCaps(nn.Module):
         options: dict[str, Any] = {"stride": self.stride, "impl": self.impl, "observe": observe}
         return dynamic_routing(children, self.weight, self.iterations, **options)
 
+    def extra_repr(self) -> str:
+        *window, n_in, n_out, a, b = self.weight.shape
+        conv = f", kernel_size={window[0]}, stride={self.stride}" if window else ""
+        return f"{n_in} -> {n_out} capsules, vector {a}×{b}{conv}, iterations={self.iterations}"
+
 
 class DynamicConvCaps(_DynamicCaps):
     """(B, H, W, in, d) -> (B, H', W', out, d'), no padding; `iterations` rounds at every call."""

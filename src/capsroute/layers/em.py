@@ -74,6 +74,11 @@ class _EMRouting(nn.Module):
         operands = poses, log_activations, self.weight, self.beta_u, self.beta_a
         return em_routing_history(*operands, iterations=self.iterations, stride=self.stride)
 
+    def extra_repr(self) -> str:
+        *window, n_in, n_out, n, _ = self.weight.shape
+        conv = f", kernel_size={window[0]}, stride={self.stride}" if window else ""
+        return f"{n_in} -> {n_out} capsules, matrix {n}×{n}{conv}, iterations={self.iterations}"
+
 
 class EMConvCaps(_EMRouting):
     """EM routing between convolutional capsule layers, without padding.
@@ -87,20 +92,14 @@ class EMConvCaps(_EMRouting):
         in_capsules: int,
         out_capsules: int,
         pose_dim: int,
-        kernel_size: int,
+        *,
+        kernel_size: int = 3,
         stride: int = 1,
         iterations: int = 2,
     ) -> None:
         check_counts(in_capsules=in_capsules, out_capsules=out_capsules, kernel_size=kernel_size)
         shape = (kernel_size, kernel_size, in_capsules, out_capsules)
         super().__init__(shape, pose_dim, iterations, stride)
-
-    def extra_repr(self) -> str:
-        k, _, n_in, n_out = self.weight.shape[:4]
-        return (
-            f"{n_in}, {n_out}, pose_dim={self.weight.shape[-1] ** 2}, kernel_size={k}, "
-            f"stride={self.stride}, iterations={self.iterations}"
-        )
 
 
 class EMClassCaps(_EMRouting):
@@ -111,15 +110,9 @@ class EMClassCaps(_EMRouting):
     """
 
     def __init__(
-        self, in_capsules: int, num_classes: int, pose_dim: int, iterations: int = 2
+        self, in_capsules: int, num_classes: int, pose_dim: int, *, iterations: int = 2
     ) -> None:
         check_counts(in_capsules=in_capsules, num_classes=num_classes, pose_dim=pose_dim)
         if pose_dim < 4:
             raise ValueError(f"`pose_dim` must be at least 4 to hold coordinates, got {pose_dim}")
         super().__init__((in_capsules, num_classes), pose_dim, iterations)
-
-    def extra_repr(self) -> str:
-        n_in, n_out = self.weight.shape[:2]
-        return (
-            f"{n_in}, {n_out}, pose_dim={self.weight.shape[-1] ** 2}, iterations={self.iterations}"
-        )
