@@ -86,6 +86,8 @@ def test_every_command_explains_itself_with_an_example(run, command):
         (("export", "model", "--to", "onx"), "got 'onx'; did you mean 'onnx'?"),
         (("bench", "nope"), "`NAME` must name registered models, got 'nope'"),
         (("bench", "--device", "tpu"), "`--device` must be auto, cpu or cuda, got 'tpu'"),
+        (("serve",), "error: `MODEL` must be given: A run's folder, a checkpoint, "),
+        (("export", "pets"), "error: `--to` must be given: onnx, torch-export or safetensors (see"),
     ],
 )
 def test_mistakes_end_in_one_line_and_status_2(run, arguments, message):

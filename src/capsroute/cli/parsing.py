@@ -198,7 +198,17 @@ def _unboxed(text: str) -> str:
         r"invalid literal for int\(\) with base 10: ", "expected an integer, got ", first
     )
     first = re.sub(r"could not convert string to float: ", "expected a number, got ", first)
-    return _choices_told(first) + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+    first = _missing_told(_choices_told(first))
+    return first + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+
+
+def _missing_told(text: str) -> str:
+    """The first of those that must be given, in our words, if that is the mistake."""
+    told = r"Missing from .*?: (\S+) (?:\{(.*?)\} )?(.*?)\.? \(required\).*"
+    if not (found := re.fullmatch(told, text)):
+        return text
+    name, choices, about = found.groups()
+    return f"`{name}` must be given: {_either(choices.split(',')) if choices else about}"
 
 
 def _choices_told(text: str) -> str:
