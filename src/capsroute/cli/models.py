@@ -13,7 +13,7 @@ from capsroute.cli.errors import UsageError
 from capsroute.cli.parsing import parse
 from capsroute.models import model_info
 from capsroute.models.base import as_size
-from capsroute.models.describe import describe
+from capsroute.models.layer_table import layer_rows
 from capsroute.models.pretrained import list_pretrained
 from capsroute.nearest import nearest
 
@@ -70,7 +70,7 @@ def _layer_table(name: str) -> Table:
     table.caption, table.caption_justify = f"dataset: {info.dataset}; {weights}", "left"
     table.add_column("output size", justify="right")
     table.add_column("parameters", justify="right")
-    rows = describe(capsroute.create_model(name))
+    rows = layer_rows(capsroute.create_model(name))
     for row in rows:
         table.add_row(row.operation, row.output, f"{row.parameters:,}", end_section=True)
     table.add_row("total", "", f"{sum(row.parameters for row in rows):,}")

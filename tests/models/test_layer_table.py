@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsroute import create_model
-from capsroute.models.describe import describe
+from capsroute.models.layer_table import layer_rows
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from capsroute.models.describe import describe
     ],
 )
 def test_rows_of_the_paper(name, row, operation, output):
-    described = describe(create_model(name))[row]
+    described = layer_rows(create_model(name))[row]
     assert described.operation.endswith(operation) and described.output == output
 
 
@@ -29,6 +29,6 @@ def test_a_model_is_left_as_it_was():
     model = create_model("em_simple_cifar10").train()
     model.primary.eval()
     before = copy.deepcopy(model.state_dict())
-    describe(model)
+    layer_rows(model)
     assert model.training and model.backbone.training and not model.primary.training
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())

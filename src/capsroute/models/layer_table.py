@@ -98,7 +98,7 @@ _CAPSULES = (PrimaryCaps, EMPrimaryCaps, ConvCaps, DynamicConvCaps, EMConvCaps, 
 _VECTOR_POSES = (DynamicConvCaps, DynamicLinearCaps)
 
 
-def describe(model: ImageClassifier) -> list[Row]:
+def layer_rows(model: ImageClassifier) -> list[Row]:
     """Rows in the order of the first forward pass, by running the model once on one image."""
     rows: list[Row] = []
     seen: set[nn.Module] = set()
