@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from capsroute.layers.checks import check_counts
 from capsroute.ops.tracing import cast
 
 Size = int | tuple[int, int]
@@ -83,11 +84,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _check_count(argument: str, value: Any) -> None:
-    if not _is_count(value):
-        raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
-
-
 def _check_channels(argument: str, values: Any, above: float) -> None:
     if values is None:
         return
@@ -111,10 +107,9 @@ class Task:
 
     def __post_init__(self) -> None:
         as_size(self.image_size)
-        _check_count("num_classes", self.num_classes)
-        _check_count("in_channels", self.in_channels)
+        check_counts(num_classes=self.num_classes, in_channels=self.in_channels)
         if self.iterations is not None:
-            _check_count("iterations", self.iterations)
+            check_counts(iterations=self.iterations)
         if (self.mean is None) != (self.std is None):
             raise ValueError(f"`mean` and `std` go together, got {self.mean} and {self.std}")
         _check_channels("mean", self.mean, -math.inf)
