@@ -25,6 +25,21 @@ def test_rows_of_the_paper(name, row, operation, output):
     assert described.operation.endswith(operation) and described.output == output
 
 
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        ({}, ["7x7x32x4x4", "5x5x32x4x4", "10x4x4"]),
+        (
+            {"activations": True},
+            ["7x7x32x4x4\n&\n7x7x32", "5x5x32x4x4\n&\n5x5x32", "10x4x4\n&\n10"],
+        ),
+    ],
+)
+def test_a_routed_row_tells_its_capsules_and_no_coefficients(options, outputs):
+    rows = layer_rows(create_model("inverted_simple_cifar10", **options))
+    assert [row.output for row in rows if "Attention Routing" in row.operation] == outputs
+
+
 def test_a_model_is_left_as_it_was():
     model = create_model("em_simple_cifar10").train()
     model.primary.eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from capsroute.layers.dynamic import DynamicConvCaps, DynamicLinearCaps
 from capsroute.layers.em import EMClassCaps, EMConvCaps, EMPrimaryCaps
 from capsroute.layers.heads import SharedClassifier
-from capsroute.layers.inverted import ConvCaps, LinearCaps
+from capsroute.layers.inverted import ConvCaps, InvertedCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.models.backbones import ResidualBlock
 from capsroute.models.base import ImageClassifier, count_parameters, evaluating
@@ -148,6 +148,8 @@ def _recorder(
         poses = inputs[0] if isinstance(inputs[0], Tensor) else inputs[0][0]
         if isinstance(module, _FULLY_CONNECTED) and poses.ndim == 5:
             rows.append(Row("Capsules flatten", _capsule_size(poses.flatten(1, -2), vector), 0))
+        if isinstance(module, InvertedCaps):  # which `route` asks for coefficients, too
+            output = output[0]
         capsules = isinstance(module, _CAPSULES)
         size = _capsule_size(output, vector) if capsules else _feature_size(output)
         rows.append(Row(text, size, parameters))
