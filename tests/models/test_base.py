@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import capsroute
+from capsroute.explain import explain
 from capsroute.models.base import Task
 from capsroute.models.inverted import Conv, InvertedCapsNet, Linear, Primary
 
@@ -73,3 +74,23 @@ def test_backbones_and_rows_that_do_not_fit_are_told_in_one_line(backbone, rows,
     with pytest.raises(ValueError, match=message) as caught:
         InvertedCapsNet(Task(CLASSES, 9, 3, iterations=2), backbone, rows, pose_dim=4)
     assert "\n" not in str(caught.value)
+
+
+def test_primary_capsules_of_ones_own():
+    """Any module from features to poses, whatever ours are told besides."""
+
+    class Negated(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, features):
+            return -self.inner(features)
+
+    torch.manual_seed(0)
+    model = capsroute.create_model("inverted_small_multimnist", image_size=20).eval()
+    images = torch.rand(2, 1, 20, 20)
+    model.primary = Negated(model.primary)
+    torch.testing.assert_close(model(images), model.route(images).scores)
+    with pytest.raises(TypeError, match="cannot be explained with a Negated"):
+        explain(model, images[0])

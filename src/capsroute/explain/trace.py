@@ -20,6 +20,7 @@ from capsroute.layers.activated import poses_of
 from capsroute.layers.dynamic import DynamicConvCaps, DynamicLinearCaps
 from capsroute.layers.em import EMClassCaps
 from capsroute.layers.inverted import InvertedCaps
+from capsroute.layers.primary import PrimaryCaps
 from capsroute.models.base import CapsuleClassifier, ImageClassifier, Routing
 from capsroute.models.dynamic import DynamicCapsNet
 from capsroute.models.em import EMCapsNet
@@ -172,8 +173,13 @@ def check_explainable(model: ImageClassifier) -> None:
     )
 
 
-def _held_primary(module: Any, features: Tensor) -> Tensor:
+def _held_primary(module: nn.Module, features: Tensor) -> Tensor:
     """Primary poses as a linear function of the features, as in the layers above."""
+    if not isinstance(module, PrimaryCaps):
+        raise TypeError(
+            f"`model` cannot be explained with a {type(module).__name__}: its primary capsules "
+            "must be a PrimaryCaps"
+        )
     channels = module.conv(features).permute(0, 2, 3, 1)
     sums = channels.unflatten(-1, (module.capsules, module.pose_dim))
     with torch.no_grad():

@@ -120,10 +120,10 @@ class InvertedCapsNet(CapsuleClassifier):
         return None if self.task.iterations is None else self.capsules.iterations
 
     def compute_scores(self, images: Tensor) -> Tensor:
-        features = self.backbone(images)
-        if isinstance(self.primary, ActivatedPrimaryCaps):
-            return self.classifier(poses_of(self.capsules(self.primary(features))))
-        return self.classifier(self.capsules(self.primary(features, finish=False)))
+        # the layer above may take our norm along; primary capsules of a user's own do theirs
+        options: dict[str, Any] = {"finish": False} if type(self.primary) is PrimaryCaps else {}
+        primary = self.primary(self.backbone(images), **options)
+        return self.classifier(poses_of(self.capsules(primary)))
 
     def route(self, images: Tensor) -> Routing:
         primary = self.primary(self.backbone(self.prepare(images)))
