@@ -176,6 +176,14 @@ def test_wrong_arguments_are_one_line(tmp_path):
         export_model(model, "onnx", tmp_path / "x.onnx", batch=0)
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_half_precision_is_told_before_the_work(tmp_path, to):
+    model = capsroute.create_model("inverted_small_multimnist", image_size=20).bfloat16()
+    with pytest.raises(ValueError, match=r"`model` must be in float32 .* got torch\.bfloat16"):
+        export_model(model, to, tmp_path / "model")
+    assert not any(tmp_path.iterdir())
+
+
 def test_without_onnx_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     told = f"needs onnx, which is not installed: {install_hint('export')}"
