@@ -94,7 +94,10 @@ def test_classes_are_the_predicted_ones_unless_given():
 def test_classes_may_be_named():
     model, image = example("inverted")
     assert explain(model, image, ["3", 1, "1"]).classes == [3, 1]
-    assert explain(model, image, "3").classes == [3]
+    assert explain(model, image, "3").classes == explain(model, image, 3).classes == [3]
+    for counted in (np.array([3, 0]), torch.tensor([3, 0])):
+        explanation = explain(model, image, counted)
+        assert explanation.classes == [3, 0] and json.dumps(explanation.as_dict())
     model.class_names = list("abcdefghij")
     assert explain(model, image, ["c"]).classes == [2]
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,7 +173,7 @@ class Explanation:
 def explain(
     model: ImageClassifier,
     image: Tensor,
-    classes: Sequence[int | str] | None = None,
+    classes: Sequence[int | str] | int | str | None = None,
     *,
     map: str | None = None,
 ) -> Explanation:
@@ -181,8 +182,8 @@ def explain(
     Args:
         model: explained in evaluation mode; its weights, statistics and mode are left alone.
         image: (C, H, W), floats in [0, 1], as `Predictor.prepare` makes it of a picture.
-        classes: names or indices to explain; those predicted unless given, or the likeliest if
-            none was.
+        classes: name or index of the class to explain, or several; those predicted unless given,
+            or the likeliest if none was.
         map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
     """
     model = unwrapped(model)
@@ -190,7 +191,7 @@ def explain(
     if map is not None and map not in MAPS:
         raise ValueError(f"`map` must be one of {', '.join(MAPS)}, got {map!r}")
     _check_image(image)
-    asked = _class_indices(classes or [], class_names_of(model))
+    asked = [] if classes is None else _class_indices(classes, class_names_of(model))
     with evaluating(model), torch.inference_mode(False):  # the heat is made of gradients
         image = image.clone().to(next(model.parameters()).device)
         return _explain(model, image, asked, map)
@@ -233,8 +234,8 @@ def _explain(
     )
 
 
-def _class_indices(classes: Sequence[int | str], names: list[str]) -> list[int]:
-    classes = [classes] if isinstance(classes, str) else classes
+def _class_indices(classes: Sequence[int | str] | int | str, names: list[str]) -> list[int]:
+    classes = [classes] if isinstance(classes, int | str) else classes
     indices = [_class_index(one, names) for one in classes]
     return list(dict.fromkeys(indices))
 
@@ -244,9 +245,10 @@ def _class_index(one: int | str, names: list[str]) -> int:
         if one not in names:
             raise ValueError(f"`classes` must name classes, got {one!r}{nearest(one, names)}")
         return names.index(one)
-    if not 0 <= one < len(names):
-        raise ValueError(f"`classes` must be between 0 and {len(names) - 1}, got {one}")
-    return one
+    index = operator.index(one)  # NumPy's and PyTorch's count, and JSON takes Python's alone
+    if not 0 <= index < len(names):
+        raise ValueError(f"`classes` must be between 0 and {len(names) - 1}, got {index}")
+    return index
 
 
 def _check_image(image: Tensor) -> None:
