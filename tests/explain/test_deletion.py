@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from explained_models import images, make
 
 from capsroute.explain.deletion import SHARE, blur, hottest, measure_deletion
-from explain.models import images, make
 
 
 def test_the_hottest_and_the_coldest_pixels():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from explained_models import FAMILIES, images, make
 from PIL import Image
 
 import capsroute
@@ -16,7 +17,6 @@ from capsroute.explain import DEFAULT_MAP, default_map, draw_explanation, explai
 from capsroute.explain.heat import EM_MAPS, MAPS, contrast
 from capsroute.explain.trace import trace
 from capsroute.inference import Predictor
-from explain.models import FAMILIES, images, make
 
 
 def example(family="inverted", **options):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from explained_models import images, make
 from torch import nn
 
 import capsroute
 from capsroute.explain.fields import Fields, _uncut, primary_fields
 from capsroute.explain.trace import trace
 from capsroute.explain.tree import layer_fields
-from explain.models import images, make
 
 
 def test_the_small_models_fields_by_hand():

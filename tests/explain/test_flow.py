@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from explained_models import FAMILIES, LINEAR, images, make
 
 from capsroute.explain.fields import primary_fields
 from capsroute.explain.flow import follow, follow_margin, margins, share_down, sum_over_parents
 from capsroute.explain.heat import EM_MAPS, MAPS, ROUTING_MAPS, gradient_maps, grid
 from capsroute.explain.trace import trace
-from explain.models import FAMILIES, LINEAR, images, make
 
 
 @pytest.mark.parametrize("family", LINEAR)

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from explained_models import images, make
 from torch import nn
 
 from capsroute import create_model
 from capsroute.explain.trace import trace
 from capsroute.layers import CapsuleStack, LinearCaps
 from capsroute.models import CapsuleClassifier, Task
-
-from .models import images, make
 
 
 class Halved(nn.Module):
