@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import DataError
-from .rng import AugmentDraws, below
+from capsroute.data.errors import DataError
+from capsroute.data.rng import AugmentDraws, below
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .augment import Augment, center_crop, cutmix, to_float
-from .rng import DRAWS, AugmentDraws, Purpose, below, check_seed, image_draws, permutation
-from .splits import Batch, Split, move
+from capsroute.data.augment import Augment, center_crop, cutmix, to_float
+from capsroute.data.rng import (
+    DRAWS,
+    AugmentDraws,
+    Purpose,
+    below,
+    check_seed,
+    image_draws,
+    permutation,
+)
+from capsroute.data.splits import Batch, Split, move
 
 
 class TrainBatches:

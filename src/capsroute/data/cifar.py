@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsroute.data.cifar_names import CIFAR10_CLASSES, CIFAR100_CLASSES
+from capsroute.data.errors import DataError, MissingDataError
 from capsroute.nearest import nearest
-
-from .cifar_names import CIFAR10_CLASSES, CIFAR100_CLASSES
-from .errors import DataError, MissingDataError
 
 PIXELS = 3 * 32 * 32
 

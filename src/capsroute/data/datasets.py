@@ -12,16 +12,15 @@ from typing import Literal
 
 from torch import Tensor
 
+from capsroute.data import cifar
+from capsroute.data.diverse_multimnist import CANVAS, EPOCH, TEST_SEED, DiverseMultiMNIST
+from capsroute.data.download import mnist_folder
+from capsroute.data.errors import DataError, MissingDataError
+from capsroute.data.image_folder import ImageFolder, StoredSplit, load_image_folder
+from capsroute.data.listing import Listing, Skipped
+from capsroute.data.mnist import DigitArrays, find_idx, load_mnist
+from capsroute.data.splits import ArraySplit, Split, split_by_name, stratified_split
 from capsroute.nearest import nearest
-
-from . import cifar
-from .diverse_multimnist import CANVAS, EPOCH, TEST_SEED, DiverseMultiMNIST
-from .download import mnist_folder
-from .errors import DataError, MissingDataError
-from .image_folder import ImageFolder, StoredSplit, load_image_folder
-from .listing import Listing, Skipped
-from .mnist import DigitArrays, find_idx, load_mnist
-from .splits import ArraySplit, Split, split_by_name, stratified_split
 
 Task = Literal["multiclass", "multilabel"]
 

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import DataError
-from .rng import GeneratorDraws, Purpose, below, image_draws
-from .splits import Batch, Split, render_one, resolve_device, row_of
+from capsroute.data.errors import DataError
+from capsroute.data.rng import GeneratorDraws, Purpose, below, image_draws
+from capsroute.data.splits import Batch, Split, render_one, resolve_device, row_of
 
 CANVAS = 36
 DIGIT = 28

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from capsroute.data import cifar, mnist
+from capsroute.data.errors import DataError, MissingDataError
 from capsroute.nearest import nearest
-
-from . import cifar, mnist
-from .errors import DataError, MissingDataError
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes that are there, and the total where it is known."""

@@ -27,10 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .decoding import GREY_MODES, decode, open_image, why_unreadable
-from .errors import DataError
-from .listing import ImageFile, Listing, Skipped, find_images
-from .splits import CPU, ArraySplit, Batch, Split, move, render_one, resolve_device, row_of
+from capsroute.data.decoding import GREY_MODES, decode, open_image, why_unreadable
+from capsroute.data.errors import DataError
+from capsroute.data.listing import ImageFile, Listing, Skipped, find_images
+from capsroute.data.splits import (
+    CPU,
+    ArraySplit,
+    Batch,
+    Split,
+    move,
+    render_one,
+    resolve_device,
+    row_of,
+)
 
 LARGEST_INFERRED = 64
 """The side that images are brought to when they are larger and no size was asked for."""

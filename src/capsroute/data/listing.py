@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from .decoding import why_unreadable
-from .errors import DataError, MissingDataError
+from capsroute.data.decoding import why_unreadable
+from capsroute.data.errors import DataError, MissingDataError
 
 PARTS = {"train": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
 """Names of the folders of parts, in small letters, and the part that each is."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import DataError, MissingDataError
+from capsroute.data.errors import DataError, MissingDataError
 
 PACKED = Path(__file__).parent / "files"
 

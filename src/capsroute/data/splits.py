@@ -14,9 +14,9 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from .augment import to_float
-from .errors import DataError
-from .rng import Purpose, check_seed, random_keys
+from capsroute.data.augment import to_float
+from capsroute.data.errors import DataError
+from capsroute.data.rng import Purpose, check_seed, random_keys
 
 Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
