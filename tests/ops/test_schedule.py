@@ -123,6 +123,14 @@ def test_iterations_are_checked(bad):
         CapsuleStack([LinearCaps(2, 2, 4)], iterations=bad)
 
 
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_a_stack_whose_iterations_are_set_to_none(name):
+    stack = CapsuleStack([LinearCaps(2, 2, 4)], iterations=1, schedule=name)
+    stack.iterations = 0
+    with pytest.raises(ValueError, match="`iterations` must be at least 1, got 0"):
+        stack(torch.rand(1, 2, 4))
+
+
 def test_schedule_is_checked():
     with pytest.raises(
         ValueError, match="`schedule` must be one of 'concurrent', 'sequential', got 'x'"

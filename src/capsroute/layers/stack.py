@@ -58,28 +58,26 @@ class CapsuleStack(nn.Module):
         """Primary capsules may be `Unfinished`: left to the first layer if it reads them once."""
         if isinstance(primary, Unfinished) and not self._can_finish():
             primary = primary.finished()
-        run = getattr(schedules, self.schedule)
+        run = schedules.SCHEDULES[self.schedule]
         return run(list(self.layers), primary, self.iterations)[-1]
 
     def _can_finish(self) -> bool:
         """Whether the first layer knows how, and reads its children once."""
-        if not isinstance(self.layers[0], InvertedCaps):
-            return False
+        return isinstance(self.layers[0], InvertedCaps) and self._needed()[0] == 1
+
+    def _needed(self) -> list[int]:
+        """How many iterations of each layer reach the last one."""
         if self.schedule == "sequential":
-            return self.iterations == 1
-        return schedules.light_cone(self.iterations, len(self.layers))[0] == 1
+            return [self.iterations] * len(self.layers)
+        return schedules.light_cone(self.iterations, len(self.layers))
 
     def route(self, primary: Any) -> tuple[Any, History]:
         """The same result, with every update of every layer recorded (the useless ones too)."""
         history = History()
         steps = [self._recorded(layer, history) for layer in self.layers]
-        run = getattr(schedules, self.schedule)
+        run = schedules.SCHEDULES[self.schedule]
         top = run(steps, primary, self.iterations, every_update=True)[-1]
-        if self.schedule == "sequential":
-            history.used = [self.iterations - 1] * len(steps)
-            return top, history
-        needed = schedules.light_cone(self.iterations, len(steps))
-        history.used = [count - 1 for count in needed]
+        history.used = [count - 1 for count in self._needed()]
         return top, history
 
     @staticmethod

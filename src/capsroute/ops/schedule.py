@@ -11,8 +11,6 @@ from typing import TypeVar
 Poses = TypeVar("Poses")
 Step = Callable[[Poses, Poses | None], Poses]
 
-SCHEDULES = ("concurrent", "sequential")
-
 
 def light_cone(iterations: int, layers: int) -> list[int]:
     """How many concurrent iterations of each routed layer can reach the last one.
@@ -34,6 +32,7 @@ def concurrent(
     nothing there; `every_update=True` computes them all, for someone who wants to look. Returns
     the last poses of every routed layer.
     """
+    _check_iterations(iterations)
     needed = [iterations] * len(steps) if every_update else light_cone(iterations, len(steps))
     poses = [primary]
     for step in steps:
@@ -55,6 +54,7 @@ def sequential(
     There is no light cone here: `every_update` is accepted so that schedules are interchangeable.
     """
     del every_update
+    _check_iterations(iterations)
     poses = [primary]
     for step in steps:
         parents = step(poses[-1], None)
@@ -62,3 +62,11 @@ def sequential(
             parents = step(poses[-1], parents)
         poses.append(parents)
     return poses[1:]
+
+
+SCHEDULES = {"concurrent": concurrent, "sequential": sequential}
+
+
+def _check_iterations(iterations: int) -> None:
+    if iterations < 1:
+        raise ValueError(f"`iterations` must be at least 1, got {iterations}")
