@@ -7,7 +7,8 @@ Each change is one or several fields of the config, separated by spaces; the pre
 first. A fifth of the training images is held back, the accuracy on them after the last epoch
 counts: of 10,000 images of CIFAR it has a standard error of about 0.2 points. Rows go to
 results/tuning/<preset>.csv as they come; those that are there are not run again, by a digest of
-the whole config: what "as it is" means changes with the preset.
+the whole config: what "as it is" means changes with the preset. Where the learning rate falls in
+steps, it does so after the same shares of the run.
 """
 
 import argparse
@@ -41,7 +42,9 @@ def with_change(config: Config, change: str) -> Config:
         part, _, name = path.rpartition(".")
         try:
             holder: Any = getattr(config, part) if part else config
-            holder = dataclasses.replace(holder, **{name: json.loads(value)})
+            given = json.loads(value)
+            given = tuple(given) if isinstance(given, list) else given
+            holder = dataclasses.replace(holder, **{name: given})
         except (AttributeError, TypeError, json.JSONDecodeError):
             raise ValueError(
                 "`changes` must be fields of a config with values as in JSON, such as "
@@ -52,8 +55,16 @@ def with_change(config: Config, change: str) -> Config:
     return config
 
 
+def shortened(config: Config, epochs: int) -> Config:
+    """With milestones at the same shares of the run: without a fall, only noise is compared."""
+    if config.optim.lr_schedule != "step" or config.epochs is None:
+        return config
+    falls = tuple(round(fall * epochs / config.epochs) for fall in config.optim.milestones)
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, milestones=falls))
+
+
 def plan(options: argparse.Namespace, change: str) -> Config:
-    config = with_change(preset(options.preset).config, change)
+    config = with_change(shortened(preset(options.preset).config, options.epochs), change)
     data = dataclasses.replace(
         config.data, validation=HELD_BACK, data_root=options.data_root and str(options.data_root)
     )

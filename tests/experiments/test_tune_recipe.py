@@ -28,8 +28,8 @@ def started(tool, monkeypatch):
     return configs
 
 
-def call(tool, monkeypatch, tmp_path, *arguments):
-    command = ["tune_recipe.py", "fast_cifar10", *arguments, "--out", str(tmp_path)]
+def call(tool, monkeypatch, tmp_path, *arguments, name="fast_cifar10"):
+    command = ["tune_recipe.py", name, *arguments, "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
     tool.main()
 
@@ -55,6 +55,15 @@ def test_as_it_is_means_another_run_once_the_preset_has_changed(
     monkeypatch.setattr(tool, "preset", lambda name: replace(preset(name), config=other))
     call(tool, monkeypatch, tmp_path)
     assert [config.batch_size for config in started] == [128, 64]
+
+
+def test_the_learning_rate_falls_after_the_same_shares_of_a_shorter_run(
+    tool, started, monkeypatch, tmp_path
+):
+    change = "optim.milestones=[3,4]"
+    options = (change, "--epochs", "70")
+    call(tool, monkeypatch, tmp_path, *options, name="dynamic_vector_multimnist_r3")
+    assert [each.optim.milestones for each in started] == [(30, 50), (3, 4)]
 
 
 @pytest.mark.parametrize(

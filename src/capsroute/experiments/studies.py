@@ -152,9 +152,10 @@ def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
         for row in rows
     ]
     text = (
-        "How our own recipes were chosen (`tools/tune_recipe.py`): a fifth of the training images "
-        "is held back, and the accuracy on them after the last epoch counts; no test image is "
-        "looked at. A change is one to the preset as it was at the commit named."
+        "How our own recipes were chosen, and what the paper's may have left unsaid "
+        "(`tools/tune_recipe.py`): a fifth of the training images is held back, and the "
+        "accuracy on them after the last epoch counts; no test image is looked at. "
+        "A change is one to the preset as it was at the commit named."
     )
     headings = ["preset", "change", "epochs", "seed", "held back", "commit"]
     return "\n\n".join(["## Tuning", text, markdown_table(headings, rows)])
