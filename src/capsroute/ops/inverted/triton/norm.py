@@ -4,7 +4,8 @@ A first iteration is a convolution with the rows of a pose in the batch. LayerNo
 every pose anyway, so here it also moves them: (B, H, W, in, d) -> (B, rows, H, W, in, d / rows).
 Backward, statistics are taken again from the poses, in one pass for all gradients.
 
-A tile holds S elements of every pose, whole rows; a pose is a tuple of D / S such slices.
+A tile holds S elements of every pose, whole rows; a pose is a tuple of D / S such slices. Programs
+start with the last images: those were written last, and the L2 cache may still hold them.
 """
 
 # Kernel arguments have no Python types, constants are in capitals. Tuples grow slice by slice.
@@ -113,7 +114,8 @@ def norm_kernel(
     """LayerNorm of `run` capsules, BLOCK_M at a time."""
     d = tl.arange(0, BLOCK_S)
     w, b = load_vector(weight, d, D, S), load_vector(bias, d, D, S)
-    first = tl.program_id(0) * run
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    first = program * run
     last = tl.minimum(first + run, capsules)
     for start in range(first, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
@@ -147,7 +149,8 @@ def norm_gradient_kernel(
     w = load_vector(weight, d, D, S)
     grad_weight = (tl.zeros((BLOCK_M, BLOCK_S), tl.float32),) * (D // S)
     grad_bias = grad_weight
-    first = tl.program_id(0) * run
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    first = program * run
     last = tl.minimum(first + run, capsules)
     for start in range(first, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
@@ -166,7 +169,7 @@ def norm_gradient_kernel(
             slope = (g[s] - centre - x[s] * along) * rate
             tl.store(to, slope.to(grad_poses.dtype.element_ty), mask=inside)
     for s in tl.static_range(D // S):
-        to = grad_affine + tl.program_id(0) * (2 * D) + s * S + d
+        to = grad_affine + program * (2 * D) + s * S + d
         tl.store(to, tl.sum(grad_weight[s], axis=0), mask=d < S)
         tl.store(to + D, tl.sum(grad_bias[s], axis=0), mask=d < S)
 
