@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsroute.ops.inverted.once import refuse
+from capsroute.ops.inverted.double_backward import refuse_double_backward
 from capsroute.ops.precision import own_precision
 from capsroute.ops.tracing import cast, is_transformed
 
@@ -200,7 +200,7 @@ class _TiledGradients(torch.autograd.Function):
         with own_precision(grad_poses):  # backward() may be called within autocast
             return _gradients(grad_poses, *inputs)
 
-    backward = staticmethod(refuse)
+    backward = staticmethod(refuse_double_backward)
 
 
 def _gradients(

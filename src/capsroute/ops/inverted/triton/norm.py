@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsroute.ops.inverted.once import refuse
+from capsroute.ops.inverted.double_backward import refuse_double_backward
 from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.geometry import ceil_div, power_of_two
 from capsroute.ops.inverted.triton.splits import add_splits
@@ -279,4 +279,4 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 norm_by_rows.register_autograd(_backward, setup_context=_setup_context)
-norm_by_rows_backward.register_autograd(refuse)
+norm_by_rows_backward.register_autograd(refuse_double_backward)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute.ops.inverted.once import refuse
+from capsroute.ops.inverted.double_backward import refuse_double_backward
 from capsroute.ops.inverted.triton.backward import gradients
 from capsroute.ops.inverted.triton.forward import weighted_votes
 from capsroute.ops.inverted.triton.geometry import Geometry, coefficient_dtype
@@ -106,4 +106,4 @@ def _backward(ctx: Any, grad_poses: Tensor, _: Tensor | None) -> tuple[Tensor | 
 
 
 inverted_forward.register_autograd(_backward, setup_context=_setup_context)
-inverted_backward.register_autograd(refuse)
+inverted_backward.register_autograd(refuse_double_backward)

@@ -3,6 +3,6 @@
 from typing import Any, NoReturn
 
 
-def refuse(ctx: Any, *grad_outputs: Any) -> NoReturn:
+def refuse_double_backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
     """The backward of a backward that has none."""
     raise RuntimeError("a routing step can be differentiated twice with impl='reference' only")
