@@ -157,6 +157,30 @@ def test_a_new_class_layer_on_shipped_weights():
 
 
 @pytest.mark.parametrize(
+    ("name", "of_classes"),
+    [
+        (SMALL, ["capsules.layers.1.weight"]),
+        ("dynamic_simple_cifar10", ["capsules.0.weight"]),
+        ("em_simple_cifar10", ["weight", "beta_u", "beta_a"]),
+        ("cnn_cifar10", ["weight", "bias"]),
+    ],
+)
+def test_as_many_classes_of_other_names_get_a_new_class_layer(tmp_path, name, of_classes):
+    trained, same, other = (create_model(name) for _ in range(3))
+    letters = [chr(ord("a") + n) for n in range(10)]
+    trained.class_names = same.class_names = letters
+    other.class_names = [*letters[:-1], "another"]
+    save_model(trained, tmp_path / "model.safetensors")
+    assert load_backbone(same, tmp_path) == []
+    initial = {key: value.clone() for key, value in other.state_dict().items()}
+    left = load_backbone(other, tmp_path)
+    assert [key[-len(end) :] for key, end in zip(left, of_classes, strict=True)] == of_classes
+    for key, value in other.state_dict().items():
+        expected = initial[key] if key in left else trained.state_dict()[key]
+        assert torch.equal(value, expected), key
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from capsroute.models.base import ImageClassifier, Normalize, as_size
-from capsroute.models.registry import list_models, model_info
+from capsroute.models.registry import create_model, list_models, model_info
 from capsroute.models.weights import load_model, load_tensors, read_metadata, save_model
 from capsroute.nearest import nearest
 
@@ -138,7 +138,8 @@ def _scale(model: ImageClassifier) -> Tensor:
 def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
     """Copy every weight that fits the model; returns the names of those that do not.
 
-    Those keep their initial values: the class capsules, when the number of classes is another.
+    Those keep their initial values: the class capsules, when the classes are others, by number or
+    by name (`class_names`, where both sides have them).
     A first convolution of grey images fits colour ones as well, and the reverse: it is spread over
     the channels, or summed, so that a picture without colour gets the same responses (from colour
     to grey but for an offset, where the means that the channels are normalised by differ).
@@ -148,16 +149,31 @@ def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
     from capsroute.models.sources import find_checkpoint  # which builds on this module
 
     path = find_checkpoint(source, model.iterations)
-    described = read_metadata(path)["model"]
-    if described != model.name:
+    metadata = read_metadata(path)
+    if (described := metadata["model"]) != model.name:
         raise ValueError(
             f"`source` must hold weights of {model.name}, got {source} with {described}"
         )
     own, given = model.state_dict(), load_tensors(path)
     _fit_channels(given, model, path)
-    fits = {k: v for k, v in given.items() if k in own and v.shape == own[k].shape}
+    names = metadata.get("class_names")
+    renamed = names and model.class_names and names != model.class_names
+    left = _of_classes(model) if renamed else []
+    fits = {
+        k: v for k, v in given.items() if k in own and k not in left and v.shape == own[k].shape
+    }
     model.load_state_dict(own | fits)
     return [key for key in own if key not in fits]
+
+
+def _of_classes(model: ImageClassifier) -> list[str]:
+    """Names of the weights whose shape follows the number of classes."""
+    with torch.device("meta"):
+        one_more = create_model(
+            model.name, **{**model.config, "num_classes": model.num_classes + 1}
+        )
+    shapes = {key: value.shape for key, value in one_more.state_dict().items()}
+    return [key for key, value in model.state_dict().items() if value.shape != shapes[key]]
 
 
 def pack(model: ImageClassifier, folder: Path = FILES) -> Path:
