@@ -42,7 +42,7 @@ def test_a_card_says_where_the_weights_came_from(run, tmp_path):
     for part in (
         "fashion_mnist, 28×28 images; classes T-shirt/top, Trouser",
         "`capsroute reproduce tiny --seeds 5` |",
-        "% of 20 test images (the class right)",
+        "% of 20 test images classified correctly",
         "`results/tiny/seed5`",
         "`capsroute eval --pretrained inverted_small_multimnist --iterations 1`",
     ):
@@ -95,7 +95,7 @@ def test_weights_that_are_not_the_run_s_replace_nothing(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dirty", "said"), [(True, "` with changes, "), (False, "`, "), (None, "` (as told: ")]
+    ("dirty", "said"), [(True, "` with changes, "), (False, "`, "), (None, "` (as stated; ")]
 )
 def test_a_card_says_how_sure_its_commit_is(run, tmp_path, dirty, said):
     edit_summary(run, commit="0" * 40, dirty=dirty)

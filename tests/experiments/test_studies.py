@@ -16,7 +16,7 @@ def test_batch_norm_statistics(tmp_path):
     (tmp_path / "batch_norm").mkdir()
     (tmp_path / "batch_norm" / "mine_seed0.json").write_text(json.dumps(found))
     (section,) = filter(None, Studies.read(tmp_path).sections({}))
-    assert "averages over 10,000 images as training makes them" in section
+    assert "averages over 10,000 images drawn as in training" in section
     assert section.endswith("| mine_seed0 | 75.45 | 75.50 |")
 
 

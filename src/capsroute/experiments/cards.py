@@ -12,24 +12,28 @@ from capsroute.models.base import ImageClassifier
 from capsroute.train.config import Config
 from capsroute.train.evaluation import Evaluation
 
-CHANGES = {True: " with changes", False: "", None: " (as told: no checkout there)"}
+CHANGES = {
+    True: " with changes",
+    False: "",
+    None: " (as stated; there was no checkout to confirm it)",
+}
 CARD = """\
 # {title}
 
 `create_model("{name}", pretrained=True{argument})` loads these {params:,}
-parameters, whose matrices are stored in half precision.
+parameters. Matrices are stored in half precision.
 
 | | |
 |---|---|
 | data | {data}, {height}×{width} images; classes {classes} |
 | recipe | {recipe} |
-| accuracy of this file | {shipped:.2f} % of {images:,} test images ({right}), float32 on a CPU |
-| accuracy of the run | {accuracy}, which was packed, be others better or not |
+| accuracy of this file | {shipped:.2f} % of {images:,} test images {right}, in float32 on a CPU |
+| accuracy of the run | {accuracy}, which is the one packed even if another was better |
 | trained | {trained} |
 | made with | {made} |
 | evidence | `results/{experiment}/seed{seed}` |
 
-The accuracy holds for images like those it was trained on. Measure it again with
+Expect this accuracy only on images like those in the training data. To measure it again, run
 `capsroute eval --pretrained {name}{option}{where}`.
 """
 ORIGIN = {
@@ -63,7 +67,7 @@ def card_text(
         recipe=_recipe(config),
         shipped=measured.accuracy,
         images=measured.images,
-        right="every label of an image right" if measured.multilabel else "the class right",
+        right="with every label right" if measured.multilabel else "classified correctly",
         **_origin(summary),
         **{key: summary[key] for key in ("params", "experiment", "seed")},
     )

@@ -29,20 +29,20 @@ Evidence = dict[str, list[Result]]
 INTRODUCTION = """\
 # Results
 
-Written by `capsroute report` from the evidence in [results/](results); `capsroute report --check`
-compares the two. Do not edit.
+This page is written by `capsroute report` from the evidence in [results/](results), and
+`capsroute report --check` verifies that the two agree. Do not edit it.
 
-- Accuracies are percent of the test images, as mean ± standard deviation over n seeds.
-- **Last epoch** chooses nothing. **Best test epoch** is the largest of a run's test accuracies: it
-  chooses by the test images, and is here because the paper's numbers are that. The two are never
-  mixed.
-- **Against**: our mean of best test epochs less the paper's number, and ▼ where we fall short. The
-  paper prints the best of several runs. The authors' own averages, not in the paper, are compared
-  where they are known. A row with a seed that diverged is compared with neither: its mean is that
-  of the other seeds.
-- A run **diverged** when its loss was no number any more. It has no accuracy and is in no mean; how
-  many did stands beside it.
-- Time is that of training, evaluations left out, on the device named.
+- Accuracies are percentages of the test images, given as mean ± standard deviation over n seeds.
+- **Last epoch** involves no selection. **Best test epoch** is the highest test accuracy of a run:
+  it selects on the test images, and is shown because that is what the paper reports. The two are
+  never mixed.
+- **Against** is our mean best test epoch minus the paper's number; ▼ marks where we fall short. The
+  paper reports the best of several runs. Where the authors' own averages are known (they are not in
+  the paper), we compare with those too. A row with a diverged seed is compared with neither: its
+  mean covers only the other seeds.
+- A run **diverged** if its loss or weights stopped being finite. It has no accuracy and enters no
+  mean; the number of such runs is given beside the mean.
+- **Training** is the training time, excluding evaluations, on the device named.
 """
 
 
@@ -80,11 +80,11 @@ def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
     if not rows:
         return ""
     text = (
-        "Whole training steps (batch, augmentation, forward, loss, backward, optimiser) and "
-        "forward passes, compiled, each in one CUDA graph, bfloat16; medians of `capsroute bench`, "
-        "all measured by `bash benchmarks/gpu.sh` (`benchmarks/gpu.csv`). ÷ backbone: how many "
-        "times as long as the backbone alone with average pooling and a linear layer, in the same "
-        "run."
+        "Median times of whole training steps (batch, augmentation, forward, loss, backward, "
+        "optimiser) and of forward passes, compiled, each in one CUDA graph, in bfloat16. All were "
+        "measured with `capsroute bench` by `bash benchmarks/gpu.sh` (`benchmarks/gpu.csv`). "
+        "**÷ backbone** is the time relative to the backbone alone, with average pooling and a "
+        "linear layer, in the same run."
     )
     figure = [markdown_picture(drawn["cost"])] if "cost" in drawn else []
     return "\n\n".join(["## What it costs", *figure, text, markdown_table(headings, rows)])
@@ -95,10 +95,11 @@ def _memory(costs: Costs) -> str:
     if not rows:
         return ""
     text = (
-        "Forward and backward pass through the capsule layers alone, bfloat16, nothing compiled, "
-        "in MiB (`python benchmarks/memory.py`, `benchmarks/memory.csv`): the peak beside the "
-        "poses that all iterations make and the votes that one iteration would store; reference "
-        "stores them, as the formula reads. –: not measured, too large."
+        "Peak memory, in MiB, of a forward and backward pass through the capsule layers alone, in "
+        "bfloat16 and not compiled (`python benchmarks/memory.py`, `benchmarks/memory.csv`), next "
+        "to the size of the poses that all iterations make and of the votes that one iteration "
+        "would store. The reference does store them, as the formula is written. –: too large to "
+        "measure."
     )
     origin = f"Measured on {memory_origin(costs)}."
     return "\n\n".join(["### Memory of the routing", text, markdown_table(headings, rows), origin])
@@ -125,8 +126,8 @@ def _left_out(evidence: Evidence) -> str:
     lines = [f"- {line}" for line in left_out(evidence)]
     if not lines:
         return ""
-    about = "Their configs (there) depart from the presets of their names (here)."
-    return "\n".join(["## Runs that are in no average", "", about, "", *lines])
+    about = "Their configs (there) differ from the presets that they are named after (here)."
+    return "\n".join(["## Runs excluded from every average", "", about, "", *lines])
 
 
 def _runs(evidence: Evidence) -> str:
@@ -161,7 +162,7 @@ def figures(measured: Measured) -> list[Figure]:
     found = []
     for table in all_tables():
         if panels := _panels(table, evidence):
-            caption = f"Test accuracy while training, a curve for each seed ({table.title})"
+            caption = f"Test accuracy during training, one curve per seed ({table.title})"
             found.append(Figure(f"convergence_{table.key}", caption, convergence, panels))
     if lines := _iteration_lines(evidence):
         caption = "Accuracy at the best test epoch against routing iterations, CIFAR-10"

@@ -59,9 +59,7 @@ class Studies(NamedTuple):
             }
             for name, each in self.movements.items()
         }
-        caption = (
-            "How far poses move, and the accuracy, when routing goes on for longer than trained"
-        )
+        caption = "Movement of poses, and accuracy, when routing runs for longer than in training"
         return [Figure("settling", caption, settling, lines)]
 
 
@@ -88,11 +86,12 @@ def _settling(movements: Found, drawn: Mapping[str, Figure]) -> str:
     headings = ["model", "images", "unevenness", "accuracy as trained", f"after {last} iterations"]
     headings += [f"movement at {t}" for t in SHOWN]
     text = (
-        "Trained models, routed for longer than they were trained with, every layer in each "
-        "iteration: how far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, and "
-        "the accuracy if routing stopped there (`tools/pose_movement.py`). Unevenness: the root of "
-        "the mean of (M r − 1)² over the class layer's coefficients r in the last iteration that "
-        "the model was trained with; 0 where all M parents get the same share of every child."
+        "How far the poses of the class capsules still move, ‖pₜ − pₜ₋₁‖ / ‖pₜ‖, when trained "
+        "models are routed for more iterations than they were trained with (updating every layer "
+        "in each), and the accuracy if routing stopped there (`tools/pose_movement.py`). "
+        "**Unevenness** is the root mean square of M r − 1 over the class layer's coefficients r, "
+        "in the last iteration that the model was trained with; it is 0 where all M parents get "
+        "the same share of every child."
     )
     section = ["## Does the routing settle?", text, markdown_table(headings, rows)]
     return "\n\n".join([*section, markdown_picture(drawn["settling"])])
@@ -111,12 +110,12 @@ def _sharper(sharper: Found) -> str:
             [name, f"{found['images']:,}", *sizes, *(f"{a:.1f} ({u:.2g})" for a, u in pairs)]
         )
     text = (
-        "Trained models, every agreement scaled by a factor (0: even shares), nothing else "
-        "changed: the accuracy and, in brackets, the unevenness of the class layer "
-        "(`tools/sharper_routing.py`). "
-        "Transforms: how large those of each routed layer are beside their initial scale; gains: "
-        "LayerNorm's, of the primary capsules and of each routed layer (root mean squares, 1 at "
-        "first). A vote is as large as a transform times the gain below it."
+        "Accuracy and, in brackets, unevenness of the class layer when every agreement of a "
+        "trained model is scaled by a factor (0: even shares) and nothing else is changed "
+        "(`tools/sharper_routing.py`). **Transforms** gives the size of each routed layer's "
+        "transforms relative to their initial scale, **gains** the LayerNorm gains of the primary "
+        "capsules and of each routed layer (both root mean squares, 1 at initialisation). The "
+        "scale of a vote is that of its transform times the gain below it."
     )
     return "\n\n".join(["## Would sharper routing help?", text, markdown_table(headings, rows)])
 
@@ -130,10 +129,10 @@ def _batch_norm(found: Found) -> str:
     ]
     images = {f"{each['images']:,}" for each in found.values()}
     text = (
-        "The paper's recipe keeps running statistics of the first 16 images of each batch alone. "
-        f"Here they are replaced by averages over {' or '.join(sorted(images))} images as training "
-        "makes them, the weights as they are: accuracy on the test images, in float32 "
-        "(`tools/batch_norm_statistics.py`)."
+        "Accuracy on the test images, in float32, with other running statistics and the same "
+        "weights (`tools/batch_norm_statistics.py`). The paper's recipe takes these statistics "
+        "from the first 16 images of each batch only; here they are replaced by averages over "
+        f"{' or '.join(sorted(images))} images drawn as in training."
     )
     table = markdown_table(["run", "as trained", "better statistics"], rows)
     return "\n\n".join(["## Do better BatchNorm statistics help?", text, table])
@@ -152,10 +151,10 @@ def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
         for row in rows
     ]
     text = (
-        "How our own recipes were chosen, and what the paper's may have left unsaid "
-        "(`tools/tune_recipe.py`): a fifth of the training images is held back, and the "
-        "accuracy on them after the last epoch counts; no test image is looked at. "
-        "A change is one to the preset as it was at the commit named."
+        "How our own recipes were chosen, and what the paper's may leave unstated "
+        "(`tools/tune_recipe.py`). A fifth of the training images is held back, and what counts is "
+        "the accuracy on them after the last epoch; no test image is looked at. Each change is "
+        "made to the preset as it was at the commit named."
     )
     headings = ["preset", "change", "epochs", "seed", "held back", "commit"]
     return "\n\n".join(["## Tuning", text, markdown_table(headings, rows)])
