@@ -91,7 +91,7 @@ def _settling(movements: Found, drawn: Mapping[str, Figure]) -> str:
         "in each), and the accuracy if routing stopped there (`tools/pose_movement.py`). "
         "**Unevenness** is the root mean square of M r − 1 over the class layer's coefficients r, "
         "in the last iteration that the model was trained with; it is 0 where all M parents get "
-        "the same share of every child."
+        "the same share of every child. With a **random start**, poses begin as noise, not at zero."
     )
     section = ["## Does the routing settle?", text, markdown_table(headings, rows)]
     return "\n\n".join([*section, markdown_picture(drawn["settling"])])
