@@ -139,6 +139,143 @@ def test_never_more_than_one_request_at_a_time(page):
     assert 1 <= len(asked) < 5 * len(ONE)
 
 
+DROP_WHITE = (
+    "(async () => { const c = new OffscreenCanvas(72, 72); const x = c.getContext('2d');"
+    "x.fillStyle = 'white'; x.fillRect(0, 0, 72, 72); const t = new DataTransfer();"
+    "t.items.add(new File([await c.convertToBlob()], 'a.png', {type: 'image/png'}));"
+    "dispatchEvent(new DragEvent('drop', {dataTransfer: t, cancelable: true})); })()"
+)
+UNDO_BY_KEY = "dispatchEvent(new KeyboardEvent('keydown', {key: 'z', ctrlKey: true})); 0"
+# the server's answers come when `window.release` is called, and not before
+HOLD_ANSWERS = (
+    "{ const send = window.fetch; const go = new Promise((r) => { window.release = r; });"
+    "window.fetch = async (...all) => { const answer = await send(...all);"
+    "window.answers = (window.answers ?? 0) + 1; await go; return answer; }; } 0"
+)
+INK = (
+    "(() => { const c = document.querySelector('#sketch'); const d = c.getContext('2d')"
+    ".getImageData(0, 0, c.width, c.height).data;"
+    "let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i]; return n; })()"
+)
+
+
+def test_an_answer_about_a_picture_that_was_cleared_is_not_told(page):
+    page.stroke("#sketch", ONE)
+    page.wait_for(f"{LABELS} === '1'")
+    page.click("#clear")
+    page.evaluate(HOLD_ANSWERS)
+    page.evaluate("new Promise((r) => setTimeout(r, 800))")
+    assert page.evaluate(SPOKEN) == ""  # though the answer was about to be read out
+    page.stroke("#sketch", ONE)
+    page.wait_for("window.answers === 1")
+    page.click("#clear")
+    page.evaluate(
+        "window.seen = []; new MutationObserver(() => window.seen.push("
+        f"{LABELS})).observe(document.querySelector('#labels'), {{childList: true}}); 0"
+    )
+    page.stroke("#sketch", [(0.1, 0.1)])
+    page.evaluate("window.release()")
+    page.wait_for("window.answers === 2")
+    page.wait_for(SPOKEN)
+    assert set(page.evaluate("window.seen")) == {"no class reaches 50\u202f%"}
+
+
+def test_an_image_that_is_refused_takes_no_answer_from_the_picture_before(page):
+    page.stroke("#sketch", ONE)
+    page.wait_for(f"{LABELS} === '1'")
+    page.evaluate('window.fetch = async () => new Response(\'{"error": "no"}\', {status: 413}); 0')
+    page.evaluate(DROP_WHITE)
+    page.wait_for("document.querySelector('#problem').textContent === 'No.'")
+    assert page.evaluate(LABELS) == "waiting for a digit"
+    assert page.evaluate("document.querySelector('#tree-section').hidden")
+
+
+def test_of_two_files_the_later_counts_however_long_the_first_takes(page):
+    page.evaluate(
+        "const read = window.createImageBitmap; let first = true; window.createImageBitmap ="
+        "async (file) => { const slow = first; first = false; const image = await read(file);"
+        "if (slow) { await new Promise((r) => setTimeout(r, 700)); window.late = true; }"
+        "return image; }; 0"
+    )
+    page.evaluate(DROP_WHITE)
+    page.stroke("#sketch", ONE)
+    page.wait_for("window.late")
+    page.wait_for(f"{LABELS} === '1'")
+    assert page.evaluate("document.querySelector('#invert').hidden")  # no image
+
+
+def test_a_stroke_that_is_taken_back_while_it_is_drawn_ends(page):
+    box = page.box("#sketch")
+    at = [(box["x"] + share * box["width"], box["y"] + 99) for share in (0.2, 0.4, 0.6)]
+    page._mouse("mousePressed", *at[0])
+    page._mouse("mouseMoved", *at[1])
+    page.evaluate(UNDO_BY_KEY)
+    page._mouse("mouseMoved", *at[2])
+    page._mouse("mouseReleased", *at[2])
+    assert page.evaluate(INK) == 0
+    page.evaluate("document.querySelector('#sketch').focus()")
+    page.press(" ")
+    page.evaluate(DROP_WHITE)
+    page.wait_for("!document.querySelector('#invert').hidden")
+    page.press("ArrowDown")  # the pen was down on a picture that is no more
+
+
+def test_a_second_finger_draws_nothing(page, digits):
+    page.view(390, 900, phone=True)
+    page.open(f"http://127.0.0.1:{digits.port}/?fingers")
+    page.wait_for("document.querySelector('#bars').children.length == 10")
+    page.touch_stroke("#sketch", ONE)
+    alone = page.evaluate(INK)
+    page.click("#clear")
+    box = page.box("#sketch")
+
+    def fingers(kind, *points):
+        places = [
+            {"x": box["x"] + u * box["width"], "y": box["y"] + v * box["height"], "id": number}
+            for number, (u, v) in enumerate(points)
+        ]
+        page.command("Input.dispatchTouchEvent", type=kind, touchPoints=places)
+
+    fingers("touchStart", ONE[0])
+    fingers("touchStart", ONE[0], (0.9, 0.2))
+    for u, v in ONE[1:]:
+        fingers("touchMove", (u, v), (0.9, v))
+    fingers("touchEnd")
+    assert page.evaluate(INK) == pytest.approx(alone, rel=0.02)
+    page.touch_stroke("#sketch", [(0.1, 0.1), (0.1, 0.9)])
+    assert page.evaluate(INK) > 1.5 * alone  # the next one draws again
+
+
+def test_the_focus_stays_when_a_button_can_no_longer_be_pressed(page):
+    page.stroke("#sketch", ONE)
+    page.evaluate("document.querySelector('#clear').focus()")
+    page.press(" ")
+    page.wait_for("document.querySelector('#clear').disabled")
+    assert page.evaluate("document.activeElement.id") == "sketch"
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_server_that_is_busy_or_behind_a_proxy_that_lost_it_is_asked_again(page, status):
+    page.evaluate(
+        "{ const send = window.fetch; let asked = 0; window.fetch = (...all) => asked++ ?"
+        f" send(...all) : Promise.resolve(new Response('', {{status: {status}}})); }} 0"
+    )
+    page.stroke("#sketch", ONE)
+    page.wait_for("document.querySelector('#problem').textContent.includes('busy')")
+    page.wait_for(f"{LABELS} === '1'")
+    assert page.evaluate("document.querySelector('#problem').hidden")
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(page):
+    page.evaluate(
+        "{ const send = window.fetch; let asked = 0; window.fetch = (...all) => asked++ ?"
+        " send(...all) : Promise.resolve(new Response('{', {status: 200})); } 0"
+    )
+    page.stroke("#sketch", ONE)
+    page.wait_for("document.querySelector('#problem').textContent.includes('reached')")
+    page.wait_for(f"{LABELS} === '1'")
+
+
 def test_a_server_that_is_gone_is_told_and_found_again(tab):
     predictor = make_predictor()
     with running(predictor) as server:
@@ -166,12 +303,6 @@ def three():
         yield server
 
 
-DROP_WHITE = (
-    "(async () => { const c = new OffscreenCanvas(72, 72); const x = c.getContext('2d');"
-    "x.fillStyle = 'white'; x.fillRect(0, 0, 72, 72); const t = new DataTransfer();"
-    "t.items.add(new File([await c.convertToBlob()], 'a.png', {type: 'image/png'}));"
-    "dispatchEvent(new DragEvent('drop', {dataTransfer: t, cancelable: true})); })()"
-)
 TOPS = "[...new Set([...document.querySelectorAll({!r})].map((e) => e.offsetTop))].length"
 SHOWN_BUTTONS = "[...document.querySelectorAll('.tools button')].filter((e) => e.offsetWidth)"
 

@@ -3,6 +3,7 @@
 
 const PAUSE = 70; // ms between requests: a stroke's points come faster than an eye follows
 const PATIENCE = 30_000; // ms for one answer
+const RETRIED = [502, 503, 504]; // ours is 503; the others are a proxy's, of a server that restarts
 
 export class Problem extends Error {
   constructor(message, retryAfter = 0) {
@@ -17,13 +18,20 @@ export class Asker {
     Object.assign(this, { ask, onAnswer, onProblem });
     this.changed = false;
     this.running = false;
+    this.pictures = 0;
     addEventListener("online", () => this.wake?.());
   }
 
-  // The picture is another one now.
+  // The picture has grown.
   change() {
     this.changed = true;
     if (!this.running) this.run();
+  }
+
+  // The picture is another one: what is still said of the one before is not told.
+  replace() {
+    this.pictures++;
+    this.change();
   }
 
   async run() {
@@ -31,20 +39,25 @@ export class Asker {
     while (this.changed) {
       this.changed = false;
       const started = performance.now();
-      try {
-        const answer = await this.ask();
-        if (answer) this.onAnswer(answer);
-      } catch (error) {
-        const problem = error instanceof Problem ? error : new Problem(String(error));
-        this.onProblem(problem);
-        if (problem.retryAfter) {
-          await this.sleep(problem.retryAfter);
-          this.changed = true;
-        }
-      }
+      await this.askOnce();
       await this.sleep(PAUSE - (performance.now() - started));
     }
     this.running = false;
+  }
+
+  async askOnce() {
+    const picture = this.pictures;
+    try {
+      const answer = await this.ask();
+      if (answer && picture === this.pictures) this.onAnswer(answer);
+    } catch (error) {
+      if (picture !== this.pictures) return;
+      const problem = error instanceof Problem ? error : new Problem(String(error));
+      this.onProblem(problem);
+      if (!problem.retryAfter) return;
+      await this.sleep(problem.retryAfter);
+      this.changed = true;
+    }
   }
 
   sleep(ms) {
@@ -65,13 +78,13 @@ export async function post(path, image) {
       headers: { "content-type": image.type || "application/octet-stream" },
       signal: AbortSignal.timeout(PATIENCE),
     });
+    if (response.ok) return await response.json();
   } catch (error) {
     throw error.name === "TimeoutError"
       ? new Problem("The server takes very long. Trying again…", 1000)
       : new Problem("The server cannot be reached. Is it still running? Trying again…", 2000);
   }
-  if (response.ok) return response.json();
-  if (response.status === 503) {
+  if (RETRIED.includes(response.status)) {
     const seconds = Number(response.headers.get("retry-after")) || 1;
     throw new Problem("The server is busy. Trying again…", 1000 * seconds);
   }

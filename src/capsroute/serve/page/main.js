@@ -3,10 +3,11 @@
 import { Asker, post, Problem } from "./asker.js";
 import { strokesOf } from "./digits.js";
 import { Sketch } from "./sketch.js";
-import { percent, showBars, showHeat, showLabels, showNoHeat, showRouting, showTrees } from "./view.js";
+import { countBars, decode, percent, showBars, showHeat, showLabels, showNoHeat, showRouting, showTrees } from "./view.js";
 
 const DIGIT_HEIGHT = 19;
 const SPEAK_AFTER = 600; // ms without a change
+const PEN_KEYS = [" ", "Enter"];
 const INVITE = {
   true: "Draw a digit here, then a second one over it",
   false: "Drop, paste or choose an image",
@@ -25,14 +26,17 @@ const sketch = new Sketch($("sketch"), {
   onChange: changed,
 });
 const asker = new Asker(ask, { onAnswer: show, onProblem: tell });
-const path = `${model.explainable ? "/explain" : "/predict"}?top_k=${Math.min(model.digits ? 10 : 6, model.class_names.length)}`;
+const path = `${model.explainable ? "/explain" : "/predict"}?top_k=${countBars(model)}`;
 let speaking;
+let turn = 0;
 
 start();
 
 async function about() {
   try {
-    return await (await fetch("/model")).json();
+    const response = await fetch("/model");
+    if (!response.ok) throw new Error(`/model answered ${response.status}`);
+    return await response.json();
   } catch (error) {
     tell(new Problem("The server cannot be reached. Reload this page to try again."));
     throw error;
@@ -61,8 +65,10 @@ function start() {
 }
 
 function listen() {
-  $("undo").onclick = () => sketch.undo();
-  $("clear").onclick = () => sketch.clear();
+  $("sketch").addEventListener("pointerdown", takeTurn, { capture: true });
+  $("sketch").addEventListener("keydown", ({ key }) => PEN_KEYS.includes(key) && takeTurn(), { capture: true });
+  $("undo").onclick = undo;
+  $("clear").onclick = clear;
   $("invert").onclick = () => sketch.invert();
   $("example").onclick = drawExample;
   $("choose").onclick = () => $("file").click();
@@ -80,8 +86,18 @@ function listen() {
     take(imageIn(event.dataTransfer));
   });
   addEventListener("keydown", (event) => {
-    if (event.key === "z" && (event.ctrlKey || event.metaKey) && !sketch.empty) sketch.undo();
+    if (event.key === "z" && (event.ctrlKey || event.metaKey) && !sketch.empty) undo();
   });
+}
+
+function undo() {
+  takeTurn();
+  sketch.undo();
+}
+
+function clear() {
+  takeTurn();
+  sketch.clear();
 }
 
 function imageIn(transfer) {
@@ -90,36 +106,44 @@ function imageIn(transfer) {
 
 async function take(file) {
   if (!file) return;
-  stopExample();
+  const mine = takeTurn();
   if (file.size > model.limits.upload_bytes) {
     const most = (model.limits.upload_bytes / 2 ** 20).toLocaleString("en");
     return tell(new Problem(`That file is too large: at most ${most} MiB are taken.`));
   }
   try {
-    sketch.put(await createImageBitmap(file), file);
+    const image = await createImageBitmap(file);
+    if (mine !== turn) return; // another file, or a stroke, came while this one was read
+    reset();
+    sketch.put(image, file);
   } catch {
-    tell(new Problem(`That is no image this browser can show; expected ${model.limits.formats.join(", ")}.`));
+    if (mine === turn) tell(new Problem(`That is no image this browser can show; expected ${model.limits.formats.join(", ")}.`));
   }
 }
 
-function changed() {
-  tell(null);
+function changed(grown) {
+  if (!grown) tell(null); // what went wrong while one drew stands until there is an answer
+  const focused = document.activeElement;
   $("undo").disabled = $("clear").disabled = sketch.empty;
   // one in the other's place, so that the row stays a row
   $("invert").hidden = !(model.digits && sketch.shownImage);
   $("example").hidden = !(model.digits && !sketch.shownImage);
+  // a button that can no longer be pressed would take the focus with it
+  if (focused.disabled || focused.hidden) $(model.digits ? "sketch" : "choose").focus({ preventScroll: true });
   $("stage").classList.toggle("busy", !sketch.empty);
   if (sketch.empty) reset();
-  else asker.change();
+  if (grown) asker.change();
+  else asker.replace();
 }
 
 async function ask() {
-  return sketch.empty ? null : post(path, await sketch.file());
+  return sketch.empty ? null : decode(await post(path, await sketch.file()));
 }
 
 // Before the first answer everything stands where it will stand.
 function reset() {
-  const zero = { labels: [], ranked: model.class_names.slice(0, 6).map((label) => ({ label, probability: 0 })) };
+  clearTimeout(speaking);
+  const zero = { labels: [], ranked: model.class_names.slice(0, countBars(model)).map((label) => ({ label, probability: 0 })) };
   showBars($("bars"), zero, model);
   for (const bar of $("bars").querySelectorAll(".share")) bar.textContent = "";
   $("labels").className = "labels none";
@@ -131,8 +155,7 @@ function reset() {
   $("tree-section").hidden = $("routing-section").hidden = true;
 }
 
-async function show(answer) {
-  if (sketch.empty) return; // cleared in the meantime
+function show(answer) {
   tell(null);
   const prediction = answer.prediction ?? answer;
   showLabels($("labels"), prediction.labels, model);
@@ -145,7 +168,7 @@ async function show(answer) {
   showRouting($("routing"), answer.explanation);
   $("levels").textContent = answer.explanation.layers.slice(0, -1).toReversed().map(({ name }) => `${name}, then `).join("");
   $("patches").textContent = answer.explanation.patches;
-  await showHeat($("heat"), answer, model);
+  showHeat($("heat"), answer, model);
 }
 
 function captionOf({ labels, ranked, remark }) {
@@ -158,24 +181,26 @@ function captionOf({ labels, ranked, remark }) {
 function speak({ labels, ranked }) {
   clearTimeout(speaking);
   const shares = new Map(ranked.map(({ label, probability }) => [label, probability]));
-  const text = labels.map((label) => `${label}, ${percent(shares.get(label))}`).join("; ") || `No class reaches ${percent(0.5)}`;
+  const share = (label) => (shares.has(label) ? `, ${percent(shares.get(label))}` : ""); // has none beyond the bars
+  const text = labels.map((label) => label + share(label)).join("; ") || `No class reaches ${percent(0.5)}`;
   speaking = setTimeout(() => ($("spoken").textContent = `Answer: ${text}`), SPEAK_AFTER);
 }
 
 function tell(problem) {
+  const message = problem?.message ?? "";
+  if ($("problem").textContent === message) return; // an alert that is written again is read out again
   $("problem").hidden = !problem;
-  $("problem").textContent = problem?.message ?? "";
+  $("problem").textContent = message;
+}
+
+// Whoever changes the picture takes the turn: an example under way and a file being read end.
+function takeTurn() {
+  return ++turn;
 }
 
 // Two digits, written as by a hand, so that the page shows what it does before one draws.
-let example = 0;
-
-function stopExample() {
-  example++;
-}
-
 async function drawExample() {
-  const mine = ++example;
+  const mine = takeTurn();
   const [height, width] = model.image_size;
   const [first, second] = shuffled(model.class_names);
   const shift = () => (Math.random() - 0.5) * 2.4;
@@ -186,12 +211,11 @@ async function drawExample() {
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   sketch.clear();
   for (const [start, ...others] of digits.flat()) {
-    if (mine !== example) return;
-    sketch.begin(start);
+    const stroke = sketch.begin(start);
     for (const point of others) {
       if (!still) await new Promise((resolve) => setTimeout(resolve, 35));
-      if (mine !== example) return;
-      sketch.extend([point]);
+      if (mine !== turn) return;
+      sketch.extend(stroke, [point]);
     }
   }
 }
@@ -199,7 +223,3 @@ async function drawExample() {
 function shuffled(list) {
   return list.map((item) => [Math.random(), item]).sort(([a], [b]) => a - b).map(([, item]) => item);
 }
-
-$("sketch").addEventListener("pointerdown", stopExample, { capture: true });
-$("clear").addEventListener("click", stopExample);
-$("undo").addEventListener("click", stopExample);

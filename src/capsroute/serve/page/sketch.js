@@ -15,7 +15,8 @@ export class Sketch {
     this.items = []; // {points} or {image, file, inverted}, oldest first
     this.cursor = [width / 2, height / 2];
     this.cursorShown = false;
-    this.penDown = false;
+    this.pointer = null; // the id of the one that draws
+    this.keyStroke = null; // the stroke that the keyboard draws
     this.fine = new OffscreenCanvas(width * FINE, height * FINE);
     this.coarse = new OffscreenCanvas(width, height);
     new ResizeObserver(() => this.show()).observe(canvas);
@@ -29,19 +30,21 @@ export class Sketch {
     return this.items.length === 0;
   }
 
+  get penDown() {
+    return this.items.includes(this.keyStroke);
+  }
+
   get shownImage() {
     return this.items.findLast((item) => item.image);
   }
 
   undo() {
     this.items.pop();
-    this.penDown = false;
     this.changed();
   }
 
   clear() {
     this.items = [];
-    this.penDown = false;
     this.changed();
   }
 
@@ -57,18 +60,23 @@ export class Sketch {
   }
 
   begin(point) {
-    this.items.push({ points: [point] });
-    this.changed();
+    const stroke = { points: [point] };
+    this.items.push(stroke);
+    this.changed({ grown: true });
+    return stroke;
   }
 
-  extend(points) {
-    this.items.at(-1).points.push(...points);
-    this.changed();
+  // Nothing, if the stroke was taken back while the hand was still at it.
+  extend(stroke, points) {
+    if (!this.items.includes(stroke)) return;
+    stroke.points.push(...points);
+    this.changed({ grown: true });
   }
 
-  changed() {
+  // `grown`: by a stroke, everything else as before
+  changed({ grown = false } = {}) {
     this.show();
-    this.onChange();
+    this.onChange(grown);
   }
 
   // What is sent: an image as it came, as long as nothing was done to it; else the model's pixels.
@@ -127,20 +135,26 @@ export class Sketch {
   listenToPointer() {
     const { canvas } = this;
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || !event.isPrimary) return;
+      // a second finger, or the palm beside a pen, draws nothing
+      if (event.button !== 0 || this.pointer !== null) return;
       canvas.setPointerCapture(event.pointerId);
-      this.cursorShown = this.penDown = false;
-      this.begin(this.pointOf(event));
+      this.pointer = event.pointerId;
+      this.cursorShown = false;
+      this.keyStroke = null;
+      const stroke = this.begin(this.pointOf(event));
       const move = (next) => {
+        if (next.pointerId !== this.pointer) return;
         const all = next.getCoalescedEvents?.() ?? [];
-        this.extend((all.length ? all : [next]).map((one) => this.pointOf(one)));
+        this.extend(stroke, (all.length ? all : [next]).map((one) => this.pointOf(one)));
       };
-      const end = () => {
+      const end = (last) => {
+        if (last.pointerId !== this.pointer) return;
+        this.pointer = null;
         canvas.removeEventListener("pointermove", move);
-        for (const name of ["pointerup", "pointercancel"]) canvas.removeEventListener(name, end);
+        canvas.removeEventListener("lostpointercapture", end);
       };
       canvas.addEventListener("pointermove", move);
-      for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, end);
+      canvas.addEventListener("lostpointercapture", end); // comes after up and after cancel
     });
   }
 
@@ -163,7 +177,8 @@ export class Sketch {
       event.preventDefault();
     });
     this.canvas.addEventListener("blur", () => {
-      this.cursorShown = this.penDown = false;
+      this.cursorShown = false;
+      this.keyStroke = null;
       this.show();
     });
   }
@@ -176,15 +191,14 @@ export class Sketch {
       within(y + down * by, margin, this.height - margin),
     ];
     this.cursorShown = true;
-    if (this.penDown) this.extend([this.cursor]);
+    if (this.penDown) this.extend(this.keyStroke, [this.cursor]);
     else this.show();
   }
 
   togglePen() {
     this.cursorShown = true;
-    this.penDown = !this.penDown;
-    if (this.penDown) this.begin(this.cursor);
-    else this.show();
+    this.keyStroke = this.penDown ? null : this.begin(this.cursor);
+    this.show();
   }
 }
 

@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const SLOTS = 4; // colours in style.css
+const RANKED = 6; // bars of classes with long names
 const TILE = 288; // pixels of a heat map's canvas
 const THUMB = 44;
 const LEVEL = 96; // from one level of a tree to the next
@@ -63,8 +64,16 @@ function joint(index, count) {
 }
 
 // Short names stand side by side in their own order, so that nothing jumps; others are ranked.
+function areUpright(model) {
+  return model.class_names.length <= 12 && model.class_names.every((name) => name.length <= 2);
+}
+
+export function countBars(model) {
+  return areUpright(model) ? model.class_names.length : Math.min(RANKED, model.class_names.length);
+}
+
 export function showBars(element, prediction, model) {
-  const upright = model.class_names.length <= 12 && model.class_names.every((name) => name.length <= 2);
+  const upright = areUpright(model);
   element.className = `bars ${upright ? "upright" : "lying"}${model.multilabel ? " multi" : ""}`;
   const shares = new Map(prediction.ranked.map(({ label, probability }) => [label, probability]));
   const names = upright ? model.class_names : prediction.ranked.map(({ label }) => label);
@@ -90,10 +99,18 @@ function fillBar(bar, name, share, labels) {
   if (chosen) bar.style.setProperty("--colour", colourOf(name, labels));
 }
 
-function loaded(source) {
+// The answer with its pictures decoded, so that all of it can be shown at once.
+export async function decode(answer) {
+  const sources = answer.explanation ? [answer.image, ...answer.explanation.classes.map(({ heat }) => heat)] : [];
+  const images = await Promise.all(sources.map(async (source) => [source, await load(source)]));
+  return { ...answer, decoded: new Map(images) };
+}
+
+async function load(source) {
   const image = new Image();
   image.src = source;
-  return image.decode().then(() => image);
+  await image.decode();
+  return image;
 }
 
 // Digits stand in their own order wherever they are shown; other classes most likely first.
@@ -102,17 +119,16 @@ function ordered(classes, model) {
 }
 
 // What the model saw, then for each class the same, dimmed, under the heat in the class's colour.
-export async function showHeat(element, answer, model) {
-  const classes = ordered(answer.explanation.classes, model);
-  const [picture, ...heats] = await Promise.all([answer.image, ...classes.map((one) => one.heat)].map(loaded));
+export function showHeat(element, answer, model) {
+  const picture = answer.decoded.get(answer.image);
   const tiles = [makeTile(picture, "what the model saw")];
-  for (const [index, one] of classes.entries()) {
+  for (const one of ordered(answer.explanation.classes, model)) {
     const name = make("b", { textContent: one.name });
     const caption = one.rival === null ? ["evidence for ", name] : [name, ` rather than ${one.rival}`];
     const tile = makeTile(picture, ...caption);
     const colour = colourOf(one.name, answer.explanation.predicted);
     tile.style.setProperty("--colour", colour);
-    paintHeat(tile.firstChild, heats[index], styleOf(colour));
+    paintHeat(tile.firstChild, answer.decoded.get(one.heat), styleOf(colour));
     tiles.push(tile);
   }
   arrange(element, tiles);
