@@ -363,6 +363,49 @@ def test_an_image_is_dropped_for_a_model_of_another_kind(tab, tmp_path):
         check_screenshot(tab, tmp_path / "drop.png", columns=1280)
 
 
+SCRIPT = "<img src=x onerror=alert(1)>"
+LONG = "great_white_shark_carcharodon_carcharias_of_the_southern_ocean"
+PAST_THE_EDGE = (
+    "[...document.querySelectorAll('main :not(.hidden)')].filter((e) => !e.closest('.scroll')"
+    " && e.getBoundingClientRect().right > innerWidth).map((e) => e.id || e.tagName)"
+)
+OUT_OF_THE_TREE = (
+    "(() => { const tree = document.querySelector('.trees svg').getBoundingClientRect();"
+    "return [...document.querySelectorAll('.trees rect.root, .trees text')].filter((e) => {"
+    "const b = e.getBoundingClientRect(); return b.left < tree.left || b.right > tree.right; })"
+    ".map((e) => e.textContent); })()"
+)
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_class_names_are_text_and_however_long_stay_on_the_page(tab, width):
+    names = [LONG, SCRIPT, *(f"sea_mammal_of_kind_{index}" for index in range(98))]
+    predictor = make_predictor("inverted_resnet_cifar100", names, iterations=10)
+    shares = torch.full((100,), 0.001)
+    shares[:2] = torch.tensor([0.6, 0.3])
+    predictor.model.probabilities = lambda scores: shares.expand(len(scores), -1)
+    predictor.model.decide = lambda scores: torch.arange(100).expand(len(scores), -1) == 0
+    with running(predictor) as server:
+        tab.view(width, 900, phone=width < 700)
+        tab.open(f"http://127.0.0.1:{server.port}/")
+        tab.wait_for("document.querySelector('#bars').children.length == 6")
+        tab.errors.clear()
+        tab.evaluate(DROP_WHITE)
+        tab.wait_for(f"{HEAT_OF} === {LONG!r}")
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        assert tab.evaluate(PAST_THE_EDGE) == []
+        shown = "[...document.querySelectorAll('.bars .name')].map((e) => e.textContent)"
+        assert tab.evaluate(shown)[:2] == [LONG, SCRIPT]
+        assert tab.evaluate("document.querySelectorAll('img').length") == 1  # the icon
+        sides = "[...document.querySelectorAll('#heat canvas')].map((e) => e.offsetWidth)"
+        assert len(set(tab.evaluate(sides))) == 1
+        assert tab.evaluate(OUT_OF_THE_TREE) == []
+        top = "(({left, right}) => [left, right])(document.querySelector('.root')"
+        left, right = tab.evaluate(f"{top}.getBoundingClientRect())")
+        assert 0 < left < right < width  # in view, though the leaves may need scrolling
+        assert tab.errors == []
+
+
 def test_a_file_that_is_no_image_is_told(page):
     page.evaluate(
         "(() => { const t = new DataTransfer(); t.items.add(new File(['text'], 'a.txt'));"

@@ -7,6 +7,10 @@ const TILE = 288; // pixels of a heat map's canvas
 const THUMB = 44;
 const LEVEL = 96; // from one level of a tree to the next
 const GAP = 12;
+const SHARE = 32; // wide: the text beside a capsule that has others under it
+const LETTER = 11; // wide, in the name at the top of a tree
+const LETTERS = 24; // of it at most, which a phone's width holds
+const LEAST = 240; // wide, for a name above few leaves
 
 const slots = new Map();
 
@@ -187,11 +191,13 @@ export function showTrees(element, answer, model) {
     ...ordered(classes, model).map((one) => {
       const own = links.filter((link) => link.class_index === one.index);
       const drawn = drawTree(one, own, answer.image, model.image_size);
-      const tree = make("figure", {}, drawn, make("figcaption", { textContent: `${one.caption}.` }));
+      const tree = make("figure", {}, make("div", { className: "scroll" }, drawn), make("figcaption", { textContent: `${one.caption}.` }));
       tree.style.setProperty("--colour", colourOf(one.name, predicted));
       return tree;
     }),
   );
+  // its top first, where a tree is wider than the screen
+  for (const box of element.querySelectorAll(".scroll")) box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
 }
 
 // Links come parents first; each carries the capsule at either end.
@@ -213,9 +219,11 @@ function place(node, level, state) {
   node.y = level * LEVEL;
   if (node.children.length === 0) {
     node.x = state.leaves++ * (THUMB + GAP) + THUMB / 2;
+    state.right = Math.max(state.right, node.x + THUMB / 2);
   } else {
     for (const child of node.children) place(child, level + 1, state);
     node.x = (node.children[0].x + node.children.at(-1).x) / 2;
+    if (node.link) state.right = Math.max(state.right, node.x + THUMB / 2 + SHARE);
   }
   state.depth = Math.max(state.depth, level);
 }
@@ -223,14 +231,17 @@ function place(node, level, state) {
 function drawTree(one, links, picture, size) {
   if (links.length === 0) return make("p", { className: "empty", textContent: `Nothing spoke for ${one.name}.` });
   const root = grow(links);
-  const state = { leaves: 0, depth: 0 };
+  const state = { leaves: 0, depth: 0, right: 0 };
   place(root, 0, state);
-  const width = state.leaves * (THUMB + GAP) - GAP;
+  const width = Math.max(state.right, LEAST);
+  const left = (state.right - width) / 2;
   const height = state.depth * LEVEL + THUMB + 18;
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe(one, root) });
+  const svg = draw("svg", { viewBox: `${left} 0 ${width} ${height}`, role: "img", "aria-label": describe(one, root) });
   svg.style.maxWidth = `${1.6 * width}px`; // thumbnails as large as they are sharp
+  svg.style.minWidth = `${0.7 * width}px`; // and as small as they can be told apart
   drawLinks(svg, root);
-  drawNodes(svg, root, one, picture, size);
+  svg.append(crown(root, one, 2 * Math.min(root.x - left, left + width - root.x)));
+  for (const child of root.children) drawNodes(svg, child, picture, size);
   return svg;
 }
 
@@ -252,10 +263,9 @@ function drawLinks(svg, node) {
   }
 }
 
-function drawNodes(svg, node, one, picture, size) {
-  svg.append(node.link ? thumb(node, picture, size) : crown(node, one));
-  if (node.link) svg.append(shareText(node));
-  for (const child of node.children) drawNodes(svg, child, one, picture, size);
+function drawNodes(svg, node, picture, size) {
+  svg.append(thumb(node, picture, size), shareText(node));
+  for (const child of node.children) drawNodes(svg, child, picture, size);
 }
 
 // Under a leaf; beside a capsule that has lines under it.
@@ -265,13 +275,14 @@ function shareText(node) {
   return draw("text", { class: below ? "share below" : "share", ...place }, percent(node.link.share));
 }
 
-function crown(node, one) {
-  const middle = node.y + THUMB / 2;
-  const name = draw("text", { class: "root-name", x: node.x, y: middle }, one.name);
-  const wide = Math.max(THUMB, 11 * one.name.length + 24);
-  name.setAttribute("font-size", one.name.length > 2 ? 16 : 26);
+// The class, with as much of its name as there is room for; all of it stands under the tree.
+function crown(node, { name }, room) {
+  const most = Math.min(LETTERS, Math.floor((room - 24) / LETTER));
+  const text = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+  const wide = Math.max(THUMB, LETTER * text.length + 24);
   const body = { class: "root", x: node.x - wide / 2, y: node.y, width: wide, height: THUMB, rx: THUMB / 2 };
-  return draw("g", {}, draw("rect", body), name);
+  const place = { class: "root-name", x: node.x, y: node.y + THUMB / 2, "font-size": text.length > 2 ? 16 : 26 };
+  return draw("g", {}, draw("title", {}, name), draw("rect", body), draw("text", place, text));
 }
 
 // The whole picture, faint, with what the capsule sees (or where it sits) in full light.
@@ -313,7 +324,7 @@ export function showRouting(element, { layers, notes }) {
     "Entropy of the routing coefficients: 1 shares a capsule evenly among all parents, 0 gives it to one. " +
     "Grey iterations never reach the answer. ";
   element.replaceChildren(
-    make("table", {}, head, make("tbody", {}, ...rows)),
+    make("div", { className: "scroll" }, make("table", {}, head, make("tbody", {}, ...rows))),
     make("p", { className: "caption", textContent: meaning + notes.join(" ") }),
   );
 }
