@@ -307,9 +307,9 @@ TOPS = "[...new Set([...document.querySelectorAll({!r})].map((e) => e.offsetTop)
 SHOWN_BUTTONS = "[...document.querySelectorAll('.tools button')].filter((e) => e.offsetWidth)"
 
 
-@pytest.mark.parametrize(("width", "rows"), [(1280, 1), (390, 2), (320, 2)])
+@pytest.mark.parametrize(("width", "rows"), [(1280, 1), (860, 1), (768, 1), (390, 2), (320, 2)])
 def test_three_classes_fill_their_rows(tab, three, width, rows):
-    tab.view(width, 900, phone=width < 1000)
+    tab.view(width, 900, phone=width < 700)
     tab.open(f"http://127.0.0.1:{three.port}/?{width}")
     tab.wait_for("document.querySelector('#bars').children.length == 10")
     assert tab.evaluate(TOPS.format(".tools button:not([hidden])")) == 1
@@ -377,33 +377,79 @@ OUT_OF_THE_TREE = (
 )
 
 
-@pytest.mark.parametrize("width", [1280, 768, 390, 320])
-def test_class_names_are_text_and_however_long_stay_on_the_page(tab, width):
+@pytest.fixture(scope="module")
+def hundred():
+    """A server of a hundred classes that sees the first in everything."""
     names = [LONG, SCRIPT, *(f"sea_mammal_of_kind_{index}" for index in range(98))]
-    predictor = make_predictor("inverted_resnet_cifar100", names, iterations=10)
+    predictor = make_predictor("inverted_resnet_cifar100", names, iterations=8)
     shares = torch.full((100,), 0.001)
     shares[:2] = torch.tensor([0.6, 0.3])
     predictor.model.probabilities = lambda scores: shares.expand(len(scores), -1)
     predictor.model.decide = lambda scores: torch.arange(100).expand(len(scores), -1) == 0
     with running(predictor) as server:
-        tab.view(width, 900, phone=width < 700)
-        tab.open(f"http://127.0.0.1:{server.port}/")
-        tab.wait_for("document.querySelector('#bars').children.length == 6")
-        tab.errors.clear()
-        tab.evaluate(DROP_WHITE)
-        tab.wait_for(f"{HEAT_OF} === {LONG!r}")
-        assert tab.evaluate("document.documentElement.scrollWidth") == width
-        assert tab.evaluate(PAST_THE_EDGE) == []
-        shown = "[...document.querySelectorAll('.bars .name')].map((e) => e.textContent)"
-        assert tab.evaluate(shown)[:2] == [LONG, SCRIPT]
-        assert tab.evaluate("document.querySelectorAll('img').length") == 1  # the icon
-        sides = "[...document.querySelectorAll('#heat canvas')].map((e) => e.offsetWidth)"
-        assert len(set(tab.evaluate(sides))) == 1
-        assert tab.evaluate(OUT_OF_THE_TREE) == []
-        top = "(({left, right}) => [left, right])(document.querySelector('.root')"
-        left, right = tab.evaluate(f"{top}.getBoundingClientRect())")
-        assert 0 < left < right < width  # in view, though the leaves may need scrolling
-        assert tab.errors == []
+        yield server
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_class_names_are_text_and_however_long_stay_on_the_page(tab, hundred, width):
+    tab.view(width, 900, phone=width < 700)
+    tab.open(f"http://127.0.0.1:{hundred.port}/?{width}")
+    tab.wait_for("document.querySelector('#bars').children.length == 6")
+    tab.errors.clear()
+    tab.evaluate(DROP_WHITE)
+    tab.wait_for(f"{HEAT_OF} === {LONG!r}")
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.evaluate(PAST_THE_EDGE) == []
+    shown = "[...document.querySelectorAll('.bars .name')].map((e) => e.textContent)"
+    assert tab.evaluate(shown)[:2] == [LONG, SCRIPT]
+    assert tab.evaluate("document.querySelectorAll('img').length") == 1  # the icon
+    sides = "[...document.querySelectorAll('#heat canvas')].map((e) => e.offsetWidth)"
+    assert len(set(tab.evaluate(sides))) == 1
+    assert tab.evaluate(OUT_OF_THE_TREE) == []
+    top = "(({left, right}) => [left, right])(document.querySelector('.root')"
+    left, right = tab.evaluate(f"{top}.getBoundingClientRect())")
+    assert 0 < left < right < width  # in view, though the leaves may need scrolling
+    assert tab.evaluate("document.querySelector('#sketch').tabIndex") == -1  # not to be drawn on
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_a_contrast_of_4_5(page, dark):
+    page.view(1280, 900, dark=dark)
+    style = "getComputedStyle(document.documentElement).getPropertyValue"
+    names = [
+        "--card",
+        "--text",
+        "--quiet",
+        "--accent",
+        "--bad",
+        *(f"--class-{n}" for n in range(4)),
+    ]
+    card, *inks = [page.evaluate(f"{style}('{name}')") for name in names]
+    contrasts = {name: contrast(ink, card) for name, ink in zip(names[1:], inks, strict=True)}
+    assert min(contrasts.values()) >= 4.5, contrasts
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour):
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_without_javascript_it_says_so_and_shows_nothing_empty(digits, path):
+    with chromium(find_chromium()) as tab:
+        tab.view(1280, 900)
+        tab.command("Emulation.setScriptExecutionDisabled", value=True)
+        tab.open(f"http://127.0.0.1:{digits.port}/{path}")
+        assert "needs JavaScript" in tab.evaluate("document.body.innerText")
+        assert tab.evaluate("document.querySelector('main, .shapes').offsetHeight") == 0
 
 
 def test_a_file_that_is_no_image_is_told(page):

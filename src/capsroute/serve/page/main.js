@@ -54,6 +54,10 @@ function start() {
   $("invite").textContent = INVITE[model.digits];
   $("how-to").textContent = HOW_TO[model.digits];
   $("stage").classList.toggle("drawable", model.digits);
+  if (model.digits) {
+    // an application's arrow keys are its own: a screen reader leaves them to the pen
+    Object.assign($("sketch"), { tabIndex: 0, role: "application", ariaLabel: "Drawing area" });
+  }
   $("stage").style.aspectRatio = `${model.image_size[1]} / ${model.image_size[0]}`;
   $("example").hidden = !model.digits;
   $("heat").hidden = !model.explainable;

@@ -314,15 +314,18 @@ export function showRouting(element, { layers, notes }) {
   const heads = ["layer", ...Array.from({ length: rounds }, (_, index) => `iteration ${index + 1}`), "never win"];
   const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text }))));
   const rows = layers.toReversed().map((layer) => {
-    const cells = layer.entropy.map((value, index) =>
-      make("td", { textContent: value.toFixed(2), className: index < layer.used ? "" : "unused" }),
-    );
+    const cells = layer.entropy.map((value, index) => {
+      const text = value.toFixed(2);
+      return index < layer.used
+        ? make("td", { textContent: text })
+        : make("td", { textContent: `(${text})`, className: "unused" });
+    });
     const never = layer.never_win === null ? "–" : percent(layer.never_win);
     return make("tr", {}, make("th", { scope: "row", textContent: layer.name }), ...cells, make("td", { textContent: never }));
   });
   const meaning =
     "Entropy of the routing coefficients: 1 shares a capsule evenly among all parents, 0 gives it to one. " +
-    "Grey iterations never reach the answer. ";
+    "In parentheses: iterations that never reach the answer. ";
   element.replaceChildren(
     make("div", { className: "scroll" }, make("table", {}, head, make("tbody", {}, ...rows))),
     make("p", { className: "caption", textContent: meaning + notes.join(" ") }),
