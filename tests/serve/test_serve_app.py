@@ -223,7 +223,7 @@ def test_wrong_addresses_and_methods(server):
 PROTECTION = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -262,6 +262,12 @@ def test_the_api_describes_itself(server):
     body = api["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert set(body) == {"multipart/form-data", "application/octet-stream"}
     assert "HTTPValidationError" not in json.dumps(api)
+    operations = [found for methods in api["paths"].values() for found in methods.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert names == ["predict", "explain", "model", "health"]  # of a generated client's methods
+    assert all("403" in operation["responses"] for operation in operations)
+    busy = api["paths"]["/predict"]["post"]["responses"]["503"]
+    assert busy["headers"]["Retry-After"]["schema"]["type"] == "integer"
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,21 @@ def _problem_schema(description: str) -> dict[str, Any]:
     return {"model": schemas.ErrorAnswer, "description": description}
 
 
+WRONG_HOST: dict[int | str, dict[str, Any]] = {
+    403: _problem_schema("The Host header names another server.")
+}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: _problem_schema(description)
-    for status, description in {
-        403: "A page of another site, or a Host header that names another server.",
-        408: "The upload took too long.",
-        413: "Too many bytes or too many pixels.",
-        415: f"Not an image of a format that is read: {', '.join(uploads.FORMATS)}.",
-        422: "A damaged image, or a parameter out of its range.",
-        503: "Busy; try again after the seconds in `Retry-After`.",
-    }.items()
+    403: _problem_schema("A page of another site, or a Host header that names another server."),
+    408: _problem_schema("The upload took too long."),
+    413: _problem_schema("Too many bytes or too many pixels."),
+    415: _problem_schema(f"Not an image of a format that is read: {', '.join(uploads.FORMATS)}."),
+    422: _problem_schema("A damaged image, or a parameter out of its range."),
+    503: {
+        **_problem_schema("Busy; try again after the seconds in `Retry-After`."),
+        "headers": {
+            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
+        },
+    },
 }
 
 
@@ -78,6 +83,7 @@ def create_app(
         version=capsroute.__version__,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere; `/docs` is our own
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # what clients' methods are called
         lifespan=service.running,
     )
     app.add_middleware(Guard, allowed_names=tuple(allowed_hosts))
@@ -113,17 +119,18 @@ def _add_api(app: FastAPI, service: Service) -> None:
         summary="What an image shows, and what routed where",
         response_model=schemas.ExplanationAnswer,
         response_description="The answer and its explanation.",
-        responses={**PROBLEMS, 404: _problem_schema("The model cannot be explained.")},
+        responses={404: _problem_schema("The model cannot be explained."), **PROBLEMS},
         openapi_extra=IMAGE_BODY,
         tags=["model"],
     )
-    async def explain_image(request: Request, top_k: top_k_type = default) -> Response:
+    async def explain(request: Request, top_k: top_k_type = default) -> Response:
         return _json(await service.explain(request, top_k))
 
     @app.get(
         "/model",
         summary="What the model is, and what uploads may be",
         response_description="The model.",
+        responses=WRONG_HOST,
         tags=["server"],
     )
     async def model() -> schemas.ModelAnswer:
@@ -133,6 +140,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
         "/health",
         summary="Whether the server answers",
         response_description="It does.",
+        responses=WRONG_HOST,
         tags=["server"],
     )
     async def health() -> schemas.HealthAnswer:
