@@ -246,6 +246,21 @@ def test_a_second_finger_draws_nothing(page, digits):
     assert page.evaluate(INK) > 1.5 * alone  # the next one draws again
 
 
+def test_the_canvas_has_the_screens_pixels_at_every_size(page):
+    page.stroke("#sketch", ONE)
+    sides = "(({width, clientWidth}) => [width, clientWidth])(document.querySelector('#sketch'))"
+    for width, finer in ((768, 1), (800, 3), (390, 2), (1280, 1)):
+        page.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=finer,
+            mobile=False,
+        )
+        page.wait_for(f"(([own, css]) => own === {finer} * css)({sides})", timeout=5)
+        assert page.evaluate(INK) > 0  # what was drawn is drawn again
+
+
 def test_the_focus_stays_when_a_button_can_no_longer_be_pressed(page):
     page.stroke("#sketch", ONE)
     page.evaluate("document.querySelector('#clear').focus()")
