@@ -378,6 +378,28 @@ def test_an_image_is_dropped_for_a_model_of_another_kind(tab, tmp_path):
         check_screenshot(tab, tmp_path / "drop.png", columns=1280)
 
 
+def test_short_names_stand_side_by_side_each_with_its_share(tab):
+    predictor = make_predictor("inverted_simple_cifar10", list("abcdefghij"), iterations=1)
+    predictor.model.probabilities = lambda scores: torch.full((len(scores), 10), 0.1)
+    with running(predictor) as server:
+        tab.view(1280, 900)
+        tab.open(f"http://127.0.0.1:{server.port}/")
+        tab.wait_for("document.querySelector('#bars').children.length == 10")
+        tab.evaluate(DROP_WHITE)
+        tab.wait_for(ANSWERED)
+        shares = "[...document.querySelectorAll('.bars .share')].map((e) => e.textContent)"
+        assert tab.evaluate(shares) == ["10\u202f%"] * 10
+
+
+def test_bars_are_seen_where_the_system_chooses_the_colours(page):
+    forced = {"name": "forced-colors", "value": "active"}
+    page.command("Emulation.setEmulatedMedia", features=[forced])
+    page.stroke("#sketch", ONE)
+    page.wait_for(f"{LABELS} === '1'")
+    part = "getComputedStyle(document.querySelector('.bars .chosen .{}')).backgroundColor"
+    assert page.evaluate(part.format("fill")) != page.evaluate(part.format("track"))
+
+
 SCRIPT = "<img src=x onerror=alert(1)>"
 LONG = "great_white_shark_carcharodon_carcharias_of_the_southern_ocean"
 PAST_THE_EDGE = (
