@@ -75,6 +75,7 @@ def test_every_command_explains_itself_with_an_example(run, command):
     status, out, _ = run(command, "--help")
     examples = re.split("For example|Examples:", out)[1]
     assert status == 0 and f"capsroute {command}" in examples and "None" not in out
+    assert not re.search(r"\(default:\s*\)", out)
 
 
 @pytest.mark.parametrize(

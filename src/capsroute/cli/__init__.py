@@ -19,17 +19,17 @@ from capsroute.cli.errors import UsageError, one_line
 from capsroute.nearest import nearest
 
 COMMANDS = {
-    "train": "Train a model; alone, the default preset on data inside the package.",
-    "eval": "Measure a trained model.",
-    "predict": "Name what images show.",
-    "explain": "Show what routed where: heat maps, parse tree, entropy.",
-    "export": "Write a model as ONNX, torch.export or safetensors.",
-    "serve": "A web page and a JSON API around a model.",
+    "train": "Train a model; without arguments, the default preset on bundled data.",
+    "eval": "Measure how accurate a trained model is.",
+    "predict": "Classify images.",
+    "explain": "Show how an image was routed: heat maps, parse tree, entropy.",
+    "export": "Export a model as ONNX, torch.export or safetensors.",
+    "serve": "Serve a model as a web page and a JSON API.",
     "models": "List the models, or show one model's layers.",
-    "data": "Show, download or verify a dataset.",
-    "reproduce": "Run the paper's experiments, and ours; resume what was cut.",
-    "report": "Make tables and figures of the results, and check them.",
-    "bench": "Time models: training steps and forward passes.",
+    "data": "List, show, download or verify datasets.",
+    "reproduce": "Run the paper's experiments and our own, or resume them.",
+    "report": "Make tables and figures of the results, or check them.",
+    "bench": "Time training steps and forward passes of models.",
 }
 _MODULES = {"eval": "evaluate"}  # `eval` is a builtin; its module is named in full
 _imported: list[str] = []  # by `--import` of this call
@@ -147,6 +147,6 @@ def _overview() -> str:
         "`capsroute serve inverted_small_multimnist`.",
         "",
         "`capsroute COMMAND --help` explains a command; `--debug` adds tracebacks to errors.",
-        "`--import MODULE` first imports a module of yours, such as one that registers a model.",
+        "`--import MODULE` first imports a module of your own, such as one that registers a model.",
     ]
     return "\n".join(lines)

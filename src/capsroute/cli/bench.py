@@ -43,11 +43,11 @@ ON_CPU = Conditions(batch=(8,), dtype="float32", repeats=5, compile=False)
 
 @dataclass(frozen=True)
 class Options:
-    """Time models: whole training steps and forward passes, beside the backbone alone and the
-    formula as the paper writes it. A speed-up is shown only where both compute the same.
+    """Time whole training steps and forward passes of models, next to the backbone alone and to
+    the formula as the paper writes it. A speed-up is shown only where both compute the same.
 
-    Rows are added to --out as they come, and those that are there are not measured again: a
-    benchmark that was cut goes on.
+    Rows are added to --out as they are measured, and those already there are not measured again,
+    so an interrupted benchmark resumes.
 
     For example `capsroute bench`, `capsroute bench inverted_resnet_cifar10:1,2,4 cnn_cifar10`,
     `capsroute bench inverted_simple_cifar10 --modes infer --batch 1 128 --out speed.csv`,
@@ -57,34 +57,33 @@ class Options:
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME[:ITERATIONS,…]")
     ] = DEFAULT
-    """Models, each with the iteration counts to measure; its own count unless given."""
+    """Models, each with the iteration counts to measure, if not its own."""
     modes: tuple[Literal["train", "infer"], ...] = ("train", "infer")
-    """Training steps, forward passes, or both."""
+    """Time training steps, forward passes, or both."""
     batch: Annotated[tuple[int, ...] | None, optional("N…")] = None
-    """Images in a step; 128 on a GPU and 8 on a CPU unless given."""
+    """Batch sizes. (default: 128 on a GPU, 8 on a CPU)"""
     dtype: Annotated[Literal["float32", "bfloat16"] | None, optional("{float32,bfloat16}")] = None
-    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32.
-    bfloat16 on a GPU and float32 on a CPU unless given."""
+    """bfloat16 covers convolutions and stored poses. (default: bfloat16 on a GPU, else float32)"""
     bn_group: Annotated[int | None, optional("N")] = None
-    """Images that a BatchNorm group sees (models with BatchNorm)."""
+    """Images per BatchNorm group (models with BatchNorm)."""
     impl: Literal["auto", "triton", "tiled"] = "auto"
-    """Of the routing step (inverted models), see `capsroute.ops.inverted.routing_step`."""
+    """Implementation of `capsroute.ops.inverted.routing_step` (inverted models)."""
     backbone: Annotated[str | None, optional("timm/NAME")] = None
-    """Backbone of timm below the capsules, such as timm/resnet50 (extra `timm`)."""
+    """A timm backbone below the capsules, such as timm/resnet50 (needs the extra `timm`)."""
     image_size: Annotated[int | None, optional("N")] = None
-    """Height and width of the images; the model's own unless given."""
+    """Height and width of the images. (default: the model's own)"""
     alone: bool = True
-    """Time a ResNet backbone alone too, with average pooling and a linear layer."""
+    """Also time a ResNet backbone alone, with average pooling and a linear layer."""
     reference: Flag = False
-    """Time `impl="reference"` too, which holds every vote; it may not fit."""
+    """Also time `impl="reference"`, which holds every vote and may not fit in memory."""
     repeats: Annotated[int | None, optional("N")] = None
-    """Calls that are timed; 50 on a GPU and 5 on a CPU unless given."""
+    """How many calls to time. (default: 50 on a GPU, 5 on a CPU)"""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Compile the models with torch.compile; auto: on a GPU."""
+    """Use torch.compile; auto: on a GPU."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     out: Annotated[Path | None, optional("FILE.csv")] = None
-    """CSV file that rows are added to."""
+    """CSV file to add rows to."""
 
 
 def main(arguments: list[str]) -> None:

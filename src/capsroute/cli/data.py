@@ -44,12 +44,12 @@ from capsroute.nearest import nearest
 OVERVIEW = """\
 usage: capsroute data COMMAND [OPTIONS]
 
-Show, fetch and check datasets. A dataset is a name that `list` prints, or a folder: images, one
-sub-folder for each class, or files in MNIST's idx format.
+List, show, download or verify datasets. A dataset is a name that `list` prints, or a folder: of
+images, in one sub-folder per class, or of files in MNIST's idx format.
 
-  list       The datasets, and which of them are here.
-  show       Write some images of a dataset, with their labels, as one PNG.
-  download   Fetch a dataset, resuming what was interrupted, and check its digest.
+  list       List the datasets, and whether each is on this machine.
+  show       Write some images of a dataset, with their labels, to one PNG.
+  download   Download a dataset and check its digest; resumes after an interruption.
   verify     Check the files of a dataset against their published digests.
 
 For example:
@@ -58,8 +58,8 @@ For example:
   capsroute data download cifar10 --root ~/data
   capsroute data verify cifar10 --root ~/data
 
-`capsroute data COMMAND --help` explains a command. Datasets are looked for in $CAPSROUTE_DATA, or
-in ~/.cache/capsroute, unless --root is given."""
+`capsroute data COMMAND --help` explains a command. Datasets are looked for in --root, by default
+$CAPSROUTE_DATA or ~/.cache/capsroute."""
 
 MOST_SHOWN = 2500
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Write some images of a dataset, with their labels, as one PNG.
+    """Write some images of a dataset, with their labels, to one PNG.
 
     For example `capsroute data show diverse_multimnist`,
     `capsroute data show ./my_images --split test --count 100 --out sheet.png`.
@@ -88,19 +88,19 @@ class ShowOptions:
     name: Name
     """A name that `capsroute data list` prints, or a folder."""
     count: int = 64
-    """How many images."""
+    """How many images to show."""
     out: Annotated[Path | None, optional("FILE.png")] = None
-    """Where to write it; <name>.png in this folder unless given."""
+    """File to write. (default: <name>.png in this folder)"""
     split: Literal["train", "test"] = "train"
-    """Which images."""
+    """Which images to show."""
     seed: int = 0
-    """Another seed shows others."""
+    """Seed that picks the images."""
     root: Root = None
-    """Where datasets are looked for; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Where to look for datasets. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
     image_size: Annotated[int | None, optional("PX")] = None
-    """Side that a folder's images are resized to; worked out from the images unless given."""
+    """Side to resize a folder's images to. (default: worked out from the images)"""
     strict: bool = False
-    """A broken image file is an error, not skipped."""
+    """Treat a broken image file as an error instead of skipping it."""
 
 
 def _show(arguments: list[str]) -> None:
@@ -150,7 +150,7 @@ def report_skipped(dataset: Dataset) -> None:
 
 @dataclass(frozen=True)
 class DownloadOptions:
-    """Fetch a dataset and check its digest; the same command resumes what was interrupted.
+    """Download a dataset and check its digest; the same command resumes after an interruption.
 
     For example `capsroute data download cifar10 --root ~/data`.
     """
@@ -158,7 +158,7 @@ class DownloadOptions:
     name: Name
     """cifar10, cifar100 or fashion_mnist. MNIST is inside the package."""
     root: Root = None
-    """Folder to put it in; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Folder to put it in. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
 
 
 def _download(arguments: list[str]) -> None:
@@ -215,7 +215,7 @@ class VerifyOptions:
     name: Name
     """A name that `capsroute data list` prints."""
     root: Root = None
-    """Where it lies; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Folder that holds it. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
 
 
 def _verify(arguments: list[str]) -> None:
@@ -239,13 +239,13 @@ def _root(given: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List the datasets, and which of them are here.
+    """List the datasets, and whether each is on this machine.
 
     For example `capsroute data list --root ~/data`.
     """
 
     root: Root = None
-    """Where they are looked for; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Where to look for them. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
 
 
 _COLUMNS = ("train", "test", "size", "classes")

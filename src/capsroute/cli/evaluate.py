@@ -38,10 +38,10 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Options:
-    """Measure a trained model: accuracy, each class, and what is taken for what.
+    """Measure a trained model: its accuracy, overall and per class, and what it confuses.
 
-    Writes confusion.png and evaluation.json into the run's folder. With --rotate or --shift it
-    also measures how accuracy falls off when images turn or move, and draws robustness.png.
+    Writes confusion.png and evaluation.json to the run's folder. With --rotate or --shift, also
+    measures how accuracy falls as images are turned or moved, and draws robustness.png.
 
     For example `capsroute eval runs/fast_cifar10`,
     `capsroute eval runs/fast_cifar10 --rotate 30 --shift 6`,
@@ -50,31 +50,31 @@ class Options:
     """
 
     model: Annotated[str | None, tyro.conf.Positional, optional("MODEL")] = None
-    """A run's folder, a checkpoint or a pretrained model's name; no exported file."""
+    """A run's folder, a checkpoint or a pretrained model's name; not an exported file."""
     pretrained: Annotated[str | None, optional("NAME")] = None
-    """A model whose weights ship with the package, instead; --iterations chooses among them."""
+    """Instead of MODEL: one whose weights ship; --iterations chooses among them."""
     data: Annotated[str | None, optional("NAME_OR_FOLDER")] = None
-    """A dataset's name or a folder; what the run or the model was made for unless given."""
+    """A dataset's name or a folder. (default: what the run or the model was made for)"""
     data_root: Annotated[Path | None, optional("DIR")] = None
-    """Where datasets are looked for; the run's, $CAPSROUTE_DATA or ~/.cache/capsroute."""
+    """Where to look for datasets. (default: the run's, $CAPSROUTE_DATA or ~/.cache/capsroute)"""
     split: Literal["test", "validation", "train"] = "test"
-    """Which images. A fifth of a folder without a test part is held out for test."""
+    """Which images to use. In a folder without a test part, a fifth is held out for it."""
     strict: bool = False
-    """A broken image file is an error, not skipped."""
+    """Treat a broken image file as an error instead of skipping it."""
     rotate: Annotated[float | None, optional("DEG")] = None
-    """Measure a handful of angles up to this one too."""
+    """Also measure images turned by a handful of angles, up to this one."""
     shift: Annotated[int | None, optional("PX")] = None
-    """Measure shifts up to this many pixels too."""
+    """Also measure images shifted by up to this many pixels."""
     iterations: Annotated[int | None, optional("N")] = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations. (default: the model's own)"""
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 500
-    """Images at a time."""
+    """Images per batch."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     dtype: Annotated[Dtype | None, optional("{float32,bfloat16}")] = None
-    """As the run was trained unless given; float32 for a checkpoint alone."""
+    """Precision. (default: the run's, or float32 for a checkpoint alone)"""
     out: Annotated[Path | None, optional("DIR")] = None
-    """Folder for the files; the run's, or the checkpoint's, or runs/NAME, unless given."""
+    """Folder for the files. (default: the run's or checkpoint's; runs/NAME for shipped weights)"""
     json: bool = False
     """Print evaluation.json instead of tables."""
 

@@ -32,11 +32,14 @@ from capsroute.train.provenance import device_name, versions
 
 @dataclass(frozen=True)
 class Options:
-    """Show what routed where: heat maps, the parse tree, how decided the routing is.
+    """Show how an image was routed: heat maps, the parse tree, and how decided the routing is.
 
-    Writes IMAGE's name with .explained.png and .explained.html. docs/explain.md says how the maps
-    are made and how far they can be believed. --separation measures that for a model of
-    overlapping digits instead of explaining an image.
+    Writes files named after IMAGE that end in .explained.png and .explained.html. docs/explain.md
+    says how the maps are made and how far to trust them. Instead of explaining an image,
+    `--separation` measures that trust for a model of overlapping digits.
+
+    The map is contrast by default, fields for an EM model, and grid where a primary capsule sees
+    more than half of the image.
 
     For example `capsroute explain inverted_small_multimnist digits.png`,
     `capsroute explain runs/pets photo.jpg --classes cat dog --out pages`,
@@ -48,21 +51,19 @@ class Options:
     image: Annotated[str | None, tyro.conf.Positional, optional("IMAGE")] = None
     """An image file, or - for stdin."""
     out: Annotated[Path | None, optional("PATH")] = None
-    """Folder for the files (here unless given); with --separation, the file for the result."""
+    """Folder for the files (default: this one); with --separation, file for the result."""
     classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLASS")] = ()
-    """Names of the classes to explain; those predicted unless given."""
+    """Names of the classes to explain. (default: those predicted)"""
     map: Annotated[str | None, optional("MAP")] = None
-    """Definition of heat: one of the names in docs/explain.md, such as fields. Unless given:
-    contrast (fields of an EM model), or grid where a primary capsule sees more than half of the
-    image."""
+    """Heat map, by its name in docs/explain.md. (default: see above)"""
     json: bool = False
     """Print the explanation as JSON, with all notes and remarks, instead of a table."""
     separation: Annotated[int | None, optional("N")] = None
     """Measure how well each map separates the digits of N two-digit test images."""
     split: Literal["test", "choice"] = "test"
-    """For --separation: test images, or those that the default map was chosen on."""
+    """With --separation: the test images, or those that the default map was chosen on."""
     iterations: Annotated[int | None, optional("N")] = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations. (default: the model's own)"""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
 

@@ -21,11 +21,11 @@ from capsroute.train.checkpoint import RunFolder
 
 @dataclass(frozen=True)
 class Options:
-    """Write a trained model as a file to take away.
+    """Export a trained model to a single file.
 
-    The file is compared with the model on random images, at batch 1, 7 and 64, before it appears;
-    one that differs is an error and leaves nothing behind. Class names, image size and all else
-    that `capsroute predict` needs travel inside it.
+    Before the file is written, it is compared with the model on random images, in batches of 1, 7
+    and 64 (or of --batch); if they differ, that is an error and no file is left behind. It holds
+    the class names, the image size and everything else that `capsroute predict` needs.
 
     For example `capsroute export runs/pets --to onnx`,
     `capsroute export inverted_small_multimnist --to torch-export --out digits.pt2`.
@@ -34,13 +34,13 @@ class Options:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run's folder, a checkpoint or a pretrained model's name."""
     to: Literal["onnx", "torch-export", "safetensors"]
-    """ONNX (extra `export`), a torch.export program (.pt2), or the weights with their metadata."""
+    """ONNX (needs the extra `export`), a torch.export program (.pt2), or weights and metadata."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """The file to write, or a folder for it; named after MODEL unless given. A file is replaced."""
+    """File to write or replace, or a folder for it. (default: named after MODEL, in this folder)"""
     batch: Annotated[int | None, optional("N")] = None
-    """Fix the number of images that a call takes; any number unless given."""
+    """Fix the number of images per call. (default: any number)"""
     iterations: Annotated[int | None, optional("N")] = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations. (default: the model's own)"""
 
 
 def main(arguments: list[str]) -> None:

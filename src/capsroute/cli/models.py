@@ -20,13 +20,13 @@ from capsroute.nearest import nearest
 
 @dataclass(frozen=True)
 class Options:
-    """List the models, or show one model's layers as the paper's appendix does.
+    """List the models, or show one model's layers, as in the paper's appendix.
 
     For example `capsroute models 'inverted_*'`, `capsroute models inverted_resnet_cifar10`.
     """
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
-    """A model's name, or a shell pattern that names several."""
+    """A model's name, or a shell pattern that matches several."""
 
 
 def main(arguments: list[str]) -> None:

@@ -171,14 +171,14 @@ def _at_most_columns(most: int) -> Iterator[None]:
 
 
 def _without_none(text: str) -> str:
-    """Help that does not speak Python: an option that is None unless given shows its value alone.
+    """Help that does not speak Python: no default is shown where it is None, or nothing.
 
     What is taken out leaves blanks, so that the boxes stay straight.
     """
     text = re.sub(r"\{None\}\|(\S+)", lambda m: m[1] + " " * 7, text)
     text = re.sub(r"\{None,(\S+?)\}", lambda m: f"{{{m[1]}}}" + " " * 5, text)
-    split = re.compile(r"\(default:([\s│]*)None\)")  # may be broken over two lines
-    return split.sub(lambda m: " " * 9 + m[1] + " " * 5, text)
+    split = re.compile(r"\(default:([\s│]*)(None|)\)")  # may be broken over two lines
+    return split.sub(lambda m: " " * 9 + m[1] + " " * len(m[2]) + " ", text)
 
 
 def _unboxed(text: str) -> str:

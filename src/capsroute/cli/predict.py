@@ -43,15 +43,16 @@ REMARKS = 3  # of one kind that are told image by image
 
 @dataclass(frozen=True)
 class Options:
-    """Name what images show.
+    """Classify images.
 
-    How images are brought to the model's size and colours is written in its checkpoint. Nothing
-    is inverted: the shipped digit models know light digits on a dark ground, as MNIST has them.
+    The checkpoint says how images are brought to the model's size and colours. Nothing is
+    inverted: the shipped digit models expect light digits on a dark background, as in MNIST.
 
-    --json prints one object per line, {"file", "labels", "ranked": [{"label", "probability"}, …],
-    "remark"}, as `capsroute serve` answers; --csv a header and a row for each image. A file that
-    cannot be read is named on stderr, the others go on, and the exit status is 1; it is 2 where
-    none can be read.
+    With --json, one object is printed per line, as `capsroute serve` answers:
+    {"file", "labels", "ranked": [{"label", "probability"}, …], "remark"}.
+
+    A file that cannot be read is named on stderr and skipped, and the exit status is then 1, or 2
+    if no file can be read.
 
     For example `capsroute predict runs/pets photo.jpg`,
     `capsroute predict model.onnx photos/ '*.png' --json`,
@@ -61,22 +62,21 @@ class Options:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run's folder, a checkpoint, a pretrained model's name, or an .onnx or .pt2 file."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")] = ()
-    """Files, folders (with all below them), patterns, or - for one image on stdin."""
+    """Files, folders (searched recursively), patterns, or - for one image on stdin."""
     from_list: Annotated[str | None, optional("FILE")] = None
-    """A file with one path per line, or - for stdin, beside or instead of IMAGES."""
+    """A file with one path per line, or - for stdin; with or instead of IMAGES."""
     top_k: Annotated[int | None, optional("K")] = None
-    """How many classes to show with their probabilities. Unless given: 3, and the table leaves out
-    those that would show as 0.0 %."""
+    """Classes to show, with probabilities. (default: 3; the table omits those shown as 0.0 %)"""
     json: bool = False
-    """One JSON object per line."""
+    """Print one JSON object per line."""
     csv: bool = False
-    """A table for other programs."""
+    """Print CSV: a header, then one row per image."""
     strict: bool = False
     """Stop at the first file that cannot be read, with exit status 2."""
     iterations: Annotated[int | None, optional("N")] = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations. (default: the model's own)"""
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 64
-    """Images at a time."""
+    """Images per batch."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda; exported files run on the CPU."""
 

@@ -17,20 +17,20 @@ from capsroute.experiments.report import TIMINGS, left_out, write_report
 class Options:
     """Make RESULTS.md and its figures from the results alone, or check that they agree.
 
-    With --check nothing is written: each result must name its config, seed, device, versions and
-    commit; its metrics must be whole and no other seed's, and its summary what they say; RESULTS.md
-    and the figures must be what the results say; and so must the numbers that pages mark with an
-    HTML comment (see CONTRIBUTING.md). The exit status is 1 if anything is amiss.
+    With --check, nothing is written. Each result must name its config, seed, device, versions and
+    commit; its metrics must be complete, not another seed's, and match its summary. RESULTS.md,
+    the figures and the numbers that pages mark with an HTML comment (see CONTRIBUTING.md) must
+    match the results. The exit status is 1 if anything is wrong.
 
     For example `capsroute report`, `capsroute report --check`.
     """
 
     check: bool = False
-    """Check, and write nothing."""
+    """Check only; write nothing."""
     results: Path = Path("results")
-    """Folder of the evidence; `capsroute reproduce` fills it."""
+    """Folder of the evidence, which `capsroute reproduce` fills."""
     out: Annotated[Path | None, optional("DIR")] = None
-    """Folder for RESULTS.md and results/figures; the one that holds `--results` unless given."""
+    """Folder for RESULTS.md and results/figures. (default: the one that holds --results)"""
 
 
 def main(arguments: list[str]) -> None:

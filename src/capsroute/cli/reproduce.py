@@ -32,10 +32,10 @@ SAVING = 15.0  # seconds of a budget kept for the last checkpoint, or a tenth of
 
 @dataclass(frozen=True)
 class Options:
-    """Run the paper's experiments, and ours: what is missing; what was cut goes on from there.
+    """Run the paper's experiments and our own; skip finished runs, resume interrupted ones.
 
-    A run's folder is RUNS/<experiment>_seed<k>. When it has ended, its config, metrics and summary
-    are copied to RESULTS/<experiment>/seed<k>, and `capsroute report` makes tables of them.
+    A run's folder is RUNS/<experiment>_seed<k>. When it is finished, its config, metrics and
+    summary are copied to RESULTS/<experiment>/seed<k>, from which `capsroute report` makes tables.
 
     For example `capsroute reproduce --list`,
     `capsroute reproduce inverted_resnet_cifar10_r2 --seeds 0 1 2 --budget-minutes 9`,
@@ -43,32 +43,32 @@ class Options:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME…]")] = ()
-    """Experiments, or shell patterns that name several; '*' is all of them."""
+    """Experiments, or shell patterns that match several; '*' for all of them."""
     list: Flag = False
-    """Show every experiment: the paper's number, ours, and which seeds are done."""
+    """List every experiment: the paper's number, ours, and which seeds are done."""
     seeds: tuple[int, ...] = (0,)
-    """A run for each."""
+    """Seeds, with one run for each."""
     budget_minutes: Annotated[float | None, optional("M")] = None
-    """Stop in time, all saved; the same command goes on."""
+    """Save and stop within this many minutes; the same command resumes."""
     results: Path = Path("results")
-    """Where evidence goes, and where it shows what is done."""
+    """Folder for the evidence, which shows what is done."""
     runs: Path = Path("runs")
-    """Where runs live until they are done."""
+    """Folder for the runs until they are done."""
     data_root: Annotated[Path | None, optional("DIR")] = None
-    """Where datasets are looked for; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Where to look for datasets. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
     runtime: Annotated[Runtime, tyro.conf.arg(name="")] = field(default_factory=Runtime)
     slurm: Flag = False
-    """Submit each run as a job of its own (extra `slurm`); see docs/slurm.md."""
+    """Submit each run as its own job (needs the extra `slurm`); see docs/slurm.md."""
     local: Flag = False
-    """With --slurm: processes on this machine instead of jobs, to try it out."""
+    """With --slurm: use processes on this machine instead of jobs, to try it out."""
     partition: Annotated[str | None, optional("NAME")] = None
-    """With --slurm: the partition; the cluster's default unless given."""
+    """With --slurm: the partition. (default: the cluster's)"""
     gpus: int = 1
-    """With --slurm: GPUs for each job."""
+    """With --slurm: GPUs per job."""
     minutes: int = 240
-    """With --slurm: minutes that a job may take before it is queued again."""
+    """With --slurm: minutes that a job may run before it is queued again."""
     sbatch: tuple[str, ...] = ()
-    """With --slurm: other options of sbatch, such as account=mine mem=32G."""
+    """With --slurm: other sbatch options, such as account=mine mem=32G."""
 
 
 def main(arguments: list[str]) -> None:

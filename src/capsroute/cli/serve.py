@@ -19,9 +19,10 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Options:
-    """A web page and a JSON API around one model: draw or drop an image, see what it saw.
+    """Serve a model as a web page and a JSON API: draw or drop an image and see what it saw.
 
-    Stays on this machine unless --host says otherwise. Ctrl-C finishes what is in flight.
+    Listens on this machine only, unless --host says otherwise. Ctrl-C answers the requests in
+    flight, then stops.
 
     For example `capsroute serve inverted_small_multimnist`,
     `capsroute serve runs/pets --port 9000`,
@@ -30,31 +31,31 @@ class Options:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, a checkpoint, the name of a pretrained model, or an exported file."""
+    """A run's folder, a checkpoint, a pretrained model's name, or an exported file."""
     host: Annotated[str, tyro.conf.arg(metavar="HOST")] = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every network that this machine is in."""
+    """Address to listen on; 0.0.0.0 for every network that this machine is on."""
     port: Annotated[int, tyro.conf.arg(metavar="PORT")] = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 for any free one."""
     allow_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
-    """Names, besides addresses and localhost, under which browsers reach this server."""
+    """Host names by which browsers may reach this server, besides IP addresses and localhost."""
     iterations: Annotated[int | None, optional("N")] = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations. (default: the model's own)"""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     threads: Annotated[int | None, optional("N")] = None
-    """CPU threads of the model; every core but one, which answers requests, unless given."""
+    """CPU threads for the model. (default: every core but one, which answers requests)"""
     max_batch: Annotated[int, tyro.conf.arg(metavar="N")] = 32
-    """Images that go through the model together at most; 1 does not batch."""
+    """Maximum images to run through the model together; 1 for no batching."""
     max_wait: Annotated[float, tyro.conf.arg(metavar="MS")] = 2.0
-    """Milliseconds that an image waits for others that are on their way."""
+    """Milliseconds that an image waits for others already on their way."""
     queue: Annotated[int, tyro.conf.arg(metavar="N")] = 64
-    """Predictions in progress at most; further ones are answered 503."""
+    """Maximum predictions in progress; further ones get a 503."""
     timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 10.0
-    """To read an upload, and again to answer it."""
+    """Time limit for reading an upload, and again for answering it."""
     max_upload: Annotated[float, tyro.conf.arg(metavar="MIB")] = 8.0
-    """Size of an upload at most."""
+    """Maximum size of an upload, in MiB."""
     max_pixels: Annotated[int, tyro.conf.arg(metavar="N")] = 25_000_000
-    """Pixels of an image at most; a larger one is refused before it is decoded."""
+    """Maximum pixels in an image; a larger one is refused before it is decoded."""
 
 
 def main(arguments: list[str]) -> None:

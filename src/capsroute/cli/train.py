@@ -24,7 +24,7 @@ from capsroute.cli.own_images import (
     length_in_words,
     what_was_found,
 )
-from capsroute.cli.parsing import as_options, parse
+from capsroute.cli.parsing import as_options, optional, parse
 from capsroute.cli.progress import make_reporter, notes_to
 from capsroute.data import Dataset, list_datasets
 from capsroute.devices import choose_device
@@ -57,8 +57,8 @@ class Options:
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     runtime: Annotated[Runtime, tyro.conf.arg(name="")] = field(default_factory=Runtime)
-    out: Path | None = None
-    """Folder of the run, runs/<experiment> unless given. The same command resumes it."""
+    out: Annotated[Path | None, optional("PATH")] = None
+    """Folder of the run; the same command resumes it. (default: runs/<experiment>)"""
 
 
 def main(arguments: list[str]) -> None:
@@ -243,7 +243,7 @@ def _named(config: Config, name: str) -> Config:
 def _description(name: str) -> str:
     presets = "\n".join(_preset_lines(FIRST_PRESETS))
     return f"""\
-Train a model. The folder is the run: the same command resumes it, on a CPU bit for bit.
+Train a model. A run lives in its folder: the same command resumes it, on a CPU bit for bit.
 
 Examples:
   capsroute train
@@ -253,13 +253,13 @@ Examples:
   capsroute train --data ./my_images --pretrained inverted_small_multimnist
   torchrun --nproc-per-node 2 -m capsroute train
 
-The run of a folder is named after it, and takes at most {MOST_EPOCHS} epochs unless `--steps` or \
-`--epochs` is given.
+A run on a folder of images is named after it and takes at most {MOST_EPOCHS} epochs unless \
+`--steps` or `--epochs` is given.
 
-Presets to begin with (`capsroute train --list` shows all {len(list_presets())}):
+Presets, given as the first argument (`capsroute train --list` shows all {len(list_presets())}):
 {presets}
 
-Defaults below are those of {name}."""
+The defaults below are those of {name}."""
 
 
 def _preset_lines(names: Sequence[str]) -> list[str]:

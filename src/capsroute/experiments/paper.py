@@ -75,7 +75,7 @@ def inverted_resnet_cifar100(iterations: int | None) -> Config:
 
 @register
 def inverted_resnet_cifar100_float32_r2() -> Config:
-    """The same with 2 iterations in float32: is bf16 why we fall short of the authors' average?
+    """inverted_resnet_cifar100_r2 in float32: is bf16 why we fall short of the authors' average?
 
     With `NVIDIA_TF32_OVERRIDE=0`, or cuDNN's convolutions keep 10 bits of the 23.
     """
@@ -170,7 +170,7 @@ def inverted_simple_cifar10_a(iterations: int | None) -> Config:
 
 @register_paper({1: 84.24, 2: 83.35, 3: 80.21, 4: 83.37, 5: 82.07})
 def inverted_simple_cifar10_b(iterations: int | None) -> Config:
-    """Ablation B: inverted routing, sequential, CIFAR-10."""
+    """Ablation B: sequential inverted routing, CIFAR-10."""
     model = ModelConfig("inverted_simple_cifar10", iterations, schedule="sequential")
     return cifar("cifar10", model)
 
@@ -210,7 +210,7 @@ def inverted_matrix_multimnist(iterations: int | None) -> Config:
 
 @register_paper({2: 91.17})
 def inverted_matrix_multimnist_wide(iterations: int | None) -> Config:
-    """Inverted routing of matrices, 64 capsules for 16, DiverseMultiMNIST."""
+    """Inverted routing of matrices, 64 capsules instead of 16, DiverseMultiMNIST."""
     return multimnist(ModelConfig("inverted_matrix_multimnist_wide", iterations))
 
 
@@ -228,5 +228,5 @@ def cnn_multimnist(iterations: int | None) -> Config:
 
 @register_paper({None: 84.84})
 def cnn_multimnist_learned_pool(iterations: int | None) -> Config:
-    """The baseline CNN with a learned map for pooling, DiverseMultiMNIST."""
+    """The baseline CNN with learned pooling, DiverseMultiMNIST."""
     return multimnist(ModelConfig("cnn_multimnist_learned_pool", iterations, bn_group=GROUP))

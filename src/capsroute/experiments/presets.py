@@ -108,7 +108,7 @@ def _small_multimnist(iterations: int | None) -> Config:
 
 @register
 def inverted_small_multimnist() -> Config:
-    """The default: a small model learns overlapping digits on a CPU in four minutes.
+    """The default: a small model that learns overlapping digits on a CPU in four minutes.
 
     `capsroute train`, 70.7 % of 10,000 unseen images exactly right after 211 s on two cores
     (results/inverted_small_multimnist/seed0). Model and recipe were chosen on images made from a
@@ -146,19 +146,19 @@ def _digits(iterations: int) -> Config:
 
 @register
 def digits_r2() -> Config:
-    """The default model, trained on a GPU for 60 times as long: 21 million images."""
+    """The default model trained 60 times as long, on a GPU: 21 million images."""
     return _digits(2)
 
 
 @register
 def digits_r1() -> Config:
-    """The same with uniform routing (1 iteration)."""
+    """digits_r2 with uniform routing (1 iteration)."""
     return _digits(1)
 
 
 @register
 def digits_r4() -> Config:
-    """The same with 4 iterations."""
+    """digits_r2 with 4 iterations."""
     return _digits(4)
 
 
@@ -200,7 +200,7 @@ def fast_cifar100() -> Config:
 
 @register
 def own_images() -> Config:
-    """A folder of images, one sub-folder per class; the preset of `capsroute train --data FOLDER`.
+    """A folder of images, one sub-folder per class; used by `capsroute train --data FOLDER`.
 
     The paper's best model where there is a GPU; on a CPU the small one, at about a minute for a
     thousand steps on images of 36×36. Images are not mirrored unless `--flip` says so: letters

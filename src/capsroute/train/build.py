@@ -35,16 +35,16 @@ COMPILED_VARIANTS = 1024  # of one function that a process may hold: models, mod
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a run is carried out; may differ when it is resumed."""
+    """How to carry out a run; may differ when it is resumed."""
 
     device: str = "auto"
     """auto, cpu or cuda."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Compile the model with torch.compile; auto: on one GPU, whose first steps take a minute."""
+    """Use torch.compile (the first steps take a minute); auto: on a single GPU."""
     capture: bool = True
-    """Run each step as one CUDA graph (on one GPU that holds the images)."""
+    """Run each step as one CUDA graph (on a single GPU that holds the images)."""
     tensorboard: bool = False
-    """Write TensorBoard files too (extra `tensorboard`)."""
+    """Also write TensorBoard files (needs the extra `tensorboard`)."""
 
     def resolve(self, job: Processes) -> "Runtime":
         """With `compile` decided for where the run is."""

@@ -31,26 +31,26 @@ SHARES = ("validation", "momentum", "warmup", "label_smoothing", "ema")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model, and the options in which it departs from its registered self."""
+    """The model, and changes to its registered options."""
 
     model: str = "inverted_small_multimnist"
-    """A name that `capsroute models` lists."""
+    """A model that `capsroute models` lists."""
     iterations: int | None = None
-    """Routing iterations; the model's own unless given."""
+    """Routing iterations, if not the model's own."""
     schedule: Literal["concurrent", "sequential"] | None = None
-    """Which layer routes when (inverted models)."""
+    """Route layers at once or one after another (inverted models)."""
     bn_group: int | None = None
-    """Images that a BatchNorm group sees (models with BatchNorm); 16 is the paper's recipe."""
+    """Images per BatchNorm group (models with BatchNorm); the paper's recipe has 16."""
     layer_norm: bool | None = None
-    """Off for ablation A (inverted models)."""
+    """LayerNorm on poses; off in ablation A (inverted models)."""
     activations: bool | None = None
-    """On for ablation C (inverted models)."""
+    """Capsule activations; on in ablation C (inverted models)."""
     initial_poses: Literal["zeros", "random", "learned"] | None = None
-    """Poses before the first iteration (inverted models)."""
+    """Parents' poses before the first iteration (inverted models)."""
     backbone: str | None = None
-    """A backbone of timm by name, such as timm/resnet50 (inverted ResNet models)."""
+    """Backbone, such as timm/resnet50 (inverted ResNet models)."""
     pretrained: str | None = None
-    """Weights to start from: a run's folder, a model whose weights ship, or timm (backbone's)."""
+    """Start from the weights of a run, checkpoint or pretrained model, or timm (the backbone's)."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments for `create_model`: what was given."""
@@ -60,62 +60,62 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images, and what training does to them."""
+    """The images and their augmentation."""
 
     data: str = "diverse_multimnist"
     """cifar10, cifar100, mnist, fashion_mnist, diverse_multimnist, or a folder of images."""
     data_root: str | None = None
-    """Where downloaded data lies; $CAPSROUTE_DATA or ~/.cache/capsroute unless given."""
+    """Folder of downloaded datasets. (default: $CAPSROUTE_DATA or ~/.cache/capsroute)"""
     image_size: int | None = None
-    """Side that a folder's images are resized to; worked out from the images unless given."""
+    """Side to resize a folder's images to. (default: worked out from the images)"""
     strict: bool = False
-    """A broken image file is an error, not skipped."""
+    """Treat a broken image file as an error instead of skipping it."""
     validation: float = 0.0
-    """Share of the training images set aside to choose by."""
+    """Fraction of the training images to set aside for validation."""
     padding: int = 0
-    """Black pixels around an image before a random crop."""
+    """Black pixels to add on every side before a random crop."""
     flip: bool = False
-    """Mirror every other image."""
+    """Mirror images at random, each with probability 1/2."""
     cutout: int = 0
-    """Side of a square blacked out; 0 for none."""
+    """Side of the square to black out in each image; 0 for none."""
     cutmix: float = 0.0
-    """Share of the images that get a rectangle of another image, and its class to that extent."""
+    """Fraction of images that get a rectangle of another image, and its class in proportion."""
     crop: int | None = None
-    """Side of the square that training cuts at random, evaluation from the centre."""
+    """Side of a square crop, random in training, else central."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The loss and its descent."""
+    """The loss and how it is minimised."""
 
     loss: Literal["auto", "cross_entropy", "binary_cross_entropy", "margin", "spread"] = "auto"
-    """`auto`: what the model's family was published with."""
+    """`auto`: the loss that the model's family was published with."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """SGD with momentum, or Adam."""
     lr: float = 0.1
-    """Learning rate at its highest."""
+    """Peak learning rate."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Use Nesterov momentum (SGD)."""
     weight_decay: float = 5e-4
-    """L2 penalty on every parameter, as in the authors' code."""
+    """L2 penalty on all parameters, as in the authors' code."""
     capsule_decay: float | None = None
-    """The penalty on what routes, transforms and norms of the capsule layers, if another."""
+    """Weight decay of the capsule layers, if different."""
     lr_schedule: Literal["step", "cosine", "constant"] = "step"
-    """`step`: ÷10 at each milestone; `cosine`: to zero at the end."""
+    """`step`: divide by 10 at each milestone; `cosine`: fall to zero by the end."""
     milestones: tuple[int, ...] = (150, 250)
     """Epochs after which `step` divides the learning rate by 10."""
     warmup: float = 0.0
-    """Share of the run over which the learning rate rises from zero."""
+    """Fraction of the run over which the learning rate rises from zero."""
     label_smoothing: float = 0.0
-    """Share of the target spread over all classes; of several labels, each moves towards 0.5."""
+    """Fraction of the target spread over all classes; multi-label targets move towards 0.5."""
     ema: float = 0.0
-    """Decay of an average of the weights, which is then what is evaluated; 0 for none."""
+    """Decay of a moving average of the weights, evaluated in their place; 0 for none."""
     clip: float = 0.0
-    """Largest norm of the gradient; 0 for no limit."""
+    """Clip the gradient to this norm; 0 for no limit."""
     accumulate: int = 1
-    """Pieces that a batch is taken in, to save memory."""
+    """Pieces to split each batch into, to save memory."""
 
 
 @dataclass(frozen=True)
@@ -127,28 +127,28 @@ class Config:
     """
 
     experiment: str = "inverted_small_multimnist"
-    """Of the run: the preset's name, or that of a folder of images."""
+    """Name of the run: the preset's, or that of the folder of images."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     batch_size: int = 128
-    """Images in a step, over all processes."""
+    """Images per step, over all processes."""
     epochs: int = 350
-    """Passes over the training images (60,000 images each for DiverseMultiMNIST)."""
+    """Passes over the training images (DiverseMultiMNIST: 60,000 images each)."""
     steps: int | None = None
-    """Length in steps instead of epochs."""
+    """Length of the run in steps instead of epochs."""
     seed: int = 0
-    """Of the initial weights, the order of the images and their augmentation."""
+    """Seed for the initial weights, the order of the images and their augmentation."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: convolutions and stored poses; agreement, softmax and norms stay float32."""
+    """bfloat16 covers convolutions and stored poses; agreement, softmax and norms stay float32."""
     eval_every: int = 0
-    """Steps between evaluations; 0: every epoch."""
+    """Steps between evaluations; 0 for every epoch."""
     eval_batch_size: int = 500
-    """Images in a batch of an evaluation, in each process."""
+    """Images per evaluation batch, in each process."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0: at every evaluation."""
+    """Steps between checkpoints; 0 for every evaluation."""
     sync_bn: bool = False
-    """BatchNorm statistics over all processes (CUDA)."""
+    """Compute BatchNorm statistics over all processes (CUDA)."""
 
     def __post_init__(self) -> None:
         _check_numbers(_flat(dataclasses.asdict(self)))
