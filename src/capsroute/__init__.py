@@ -1,4 +1,4 @@
-"""Capsule networks with inverted dot-product attention routing, and the routings before it."""
+"""Capsule networks with inverted dot-product attention routing, and with earlier routings."""
 
 from typing import TYPE_CHECKING, Any
 

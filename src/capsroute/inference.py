@@ -35,23 +35,23 @@ BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one image shows."""
+    """What the model sees in one image."""
 
     labels: list[str]
-    """One class; for a multi-label model the set, most likely first, which may be empty."""
+    """The predicted class; for a multi-label model, any number of them, most likely first."""
     ranked: list[tuple[str, float]]
-    """The `top_k` classes with their probabilities, most likely first."""
+    """The `top_k` likeliest classes with their probabilities, most likely first."""
     remark: str | None = None
-    """What to know of the image, such as a light ground."""
+    """What to know about the image, such as that its background is light."""
 
     def as_dict(self, top_k: int | None = None) -> dict[str, Any]:
-        """As `capsroute predict --json` and the server's API tell it."""
+        """As a dictionary, like those of `capsroute predict --json` and the server's API."""
         ranked = [{"label": name, "probability": share} for name, share in self.ranked[:top_k]]
         return {"labels": self.labels, "ranked": ranked, "remark": self.remark}
 
 
 class Predictor:
-    """Pictures to class names."""
+    """Classifies pictures with a trained model."""
 
     def __init__(
         self, description: Description, run: Run, model: ImageClassifier | None = None
@@ -72,14 +72,14 @@ class Predictor:
     def load(
         cls, source: str | Path, *, iterations: int | None = None, device: str = "auto"
     ) -> "Predictor":
-        """From a run's folder, a checkpoint, a pretrained model's name or an exported file.
+        """Load a run's folder, a checkpoint, a pretrained model or an exported file.
 
         Args:
-            source: a folder with `model.safetensors` in it, a file of that kind, the name of a
-                model with shipped weights, or an `.onnx` or `.pt2` file of `capsroute export`.
-            iterations: routing iterations; the model's own unless given.
-            device: `auto`, `cpu` or `cuda`; for an exported file, which runs on the CPU, one of
-                the first two.
+            source: a folder that holds `model.safetensors`, such a file, the name of a model whose
+                weights ship with the package, or an `.onnx` or `.pt2` file of `capsroute export`.
+            iterations: number of routing iterations, if not the model's own.
+            device: `auto`, `cpu` or `cuda`; an exported file runs on the CPU and takes only the
+                first two.
         """
         path = Path(source).expanduser()
         if path.suffix in EXPORTED and path.is_file():
@@ -93,7 +93,7 @@ class Predictor:
 
     @classmethod
     def from_model(cls, model: ImageClassifier, *, device: str = "auto") -> "Predictor":
-        """Around a model in memory, which is moved to `device` and put in evaluation mode."""
+        """Wrap a model in memory, which is moved to `device` and put in evaluation mode."""
         where = choose_device(device)
         model = model.to(where).eval()
 
@@ -197,7 +197,7 @@ class Predictor:
         ]
 
     def predict(self, images: Sequence[Image.Image], top_k: int = 5) -> list[Prediction]:
-        """What each picture shows; one batch."""
+        """Classify pictures, all in one batch."""
         return self.answer([self.prepare(image) for image in images], top_k)
 
 

@@ -20,11 +20,10 @@ _FIRST_BLOCK_OF_GROUP = {3: 3, 4: 6}
 
 
 def from_authors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of an `InvertedCapsNet` from a checkpoint of the authors' released code.
+    """Convert a checkpoint of the authors' released code to an `InvertedCapsNet` state dict.
 
-    Takes their checkpoint's `net` entry (or the checkpoint itself), with or without the leading
-    `module.` that DataParallel adds, for either backbone, matrix or vector poses. Their images are
-    square; so must ours be.
+    Takes the checkpoint or its `net` entry, with or without the `module.` prefix that DataParallel
+    adds, for either backbone and for matrix or vector poses. Images must be square, as theirs are.
     """
     if "net" in state_dict and isinstance(state_dict["net"], Mapping):
         state_dict = state_dict["net"]

@@ -1,6 +1,6 @@
 """Losses on class scores.
 
-Targets are class indices (B,) or, but for `spread`, rows (B, classes): multi-hot, or shares of
+Targets are class indices (B,) or, except for `spread`, rows (B, classes): multi-hot, or shares of
 mixed images. Every loss is a mean over the batch.
 """
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def multi_hot(scores: Tensor, targets: Tensor) -> Tensor:
-    """Targets as rows of zeros and ones, whichever way they came."""
+    """Targets as rows (B, classes): class indices one-hot, rows as they are."""
     if targets.shape == scores.shape:
         return targets.to(scores.dtype)
     if targets.shape != scores.shape[:1] or targets.is_floating_point():
@@ -22,14 +22,14 @@ def multi_hot(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Softmax cross-entropy, for one class an image, or shares of several."""
+    """Softmax cross-entropy, for one class per image or shares of several."""
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 
 def binary_cross_entropy(
     logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """A sigmoid for each class, for any number of classes an image; mean over classes too."""
+    """Sigmoid cross-entropy, for any number of classes per image; mean over classes too."""
     wanted = multi_hot(logits, targets)
     wanted = wanted * (1.0 - label_smoothing) + 0.5 * label_smoothing
     return F.binary_cross_entropy_with_logits(logits, wanted)
@@ -43,7 +43,9 @@ def margin(
     absent: float = 0.1,
     down_weight: float = 0.5,
 ) -> Tensor:
-    """Dynamic routing's loss: lengths above m⁺ for classes present, below m⁻ for the others."""
+    """Dynamic routing's loss: pushes lengths above `present` for present classes, else below
+    `absent`; `down_weight` weighs the latter.
+    """
     wanted = multi_hot(lengths, targets)
     missing = F.relu(present - lengths).square()
     surplus = F.relu(lengths - absent).square()
@@ -51,7 +53,7 @@ def margin(
 
 
 def spread(activations: Tensor, targets: Tensor, *, margin: float | Tensor = 0.2) -> Tensor:
-    """EM routing's loss: the right class's activation leads every other by `margin`."""
+    """EM routing's loss: the right class's activation must lead every other by `margin`."""
     if targets.ndim != 1:
         raise ValueError(
             f"`targets` must be class indices (B,) for `spread`, got {tuple(targets.shape)}"
@@ -64,7 +66,7 @@ def spread(activations: Tensor, targets: Tensor, *, margin: float | Tensor = 0.2
 def spread_margin(
     epoch: float | Tensor, *, first: float = 0.2, last: float = 0.9
 ) -> float | Tensor:
-    """The margin of `spread` rises linearly from 0.2 to 0.9 over the first 10 epochs."""
+    """The margin of `spread`: rises linearly from `first` to `last` in the first 10 epochs."""
     if isinstance(epoch, Tensor):
         return first + (last - first) * torch.clamp(epoch / 10.0, max=1.0)
     return first + (last - first) * min(epoch / 10.0, 1.0)

@@ -29,7 +29,7 @@ class Augment:
     padding: int = 4
     """Black pixels added on every side before the random crop."""
     flip: bool = True
-    """Mirror every other image."""
+    """Mirror each image with probability 1/2."""
     cutout: int = 0
     """Side of the square blacked out; 0: none."""
     crop: int | None = None
@@ -72,7 +72,7 @@ def center_crop(images: Tensor, size: int) -> Tensor:
 
 
 def random_flip(images: Tensor, draws: Tensor) -> Tensor:
-    """Every other image mirrored left to right."""
+    """Each image mirrored left to right with probability 1/2."""
     mirrored = (below(draws, 2) == 0)[:, None, None, None]
     return torch.where(mirrored, images.flip(3), images)
 

@@ -39,19 +39,19 @@ class TrainBatches:
     """Shuffled, augmented training batches of `split`, as floats in [0, 1].
 
     `batch_size` is that of the whole job: process `rank` of `world` gets its share of each
-    batch. The random numbers belong to an image's place in the whole batch, drawn from
-    (seed, step), and not to a rank: together the processes see the very images, augmented or
-    generated alike, that one process would see, and no image twice.
+    batch. Random numbers are drawn from (seed, step) for each place in the whole batch, whatever
+    the rank: together, the processes see exactly the images, augmented or generated alike, that a
+    single process would see, and no image twice.
 
-    Shares differ by one image at most, and some are empty when the last batch of an epoch has
+    Shares differ by at most one image, and some are empty when the last batch of an epoch has
     fewer images than there are processes. Weight a share's mean loss by its number of images
-    over `global_size(step)`.
+    divided by `global_size(step)`.
 
-    The last batch of an epoch is kept, however short: 391 steps of 128 for 50,000 images, the
+    The last batch of an epoch is kept, however short: 50,000 images make 391 steps of 128, the
     last of 80.
 
-    With `cutmix`, that share of the images get a rectangle of another image of the split, and
-    all targets come as rows: a share of each class, for `classes` of them.
+    With `cutmix`, that fraction of the images get a rectangle of another image of the split, and
+    all targets are rows with a share for each of `classes` classes.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class TrainBatches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of batches in an epoch, including a shorter last one."""
         return -(-len(self.split) // self.batch_size)
 
     def global_size(self, step: int) -> int:
@@ -152,7 +153,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Every image of `split` once over all processes, in order, as floats in [0, 1].
+    """Batches of every image of `split` once over all processes, in order, as floats in [0, 1].
 
     `batch_size` is that of one process. `crop` keeps the centre of each image, to match an
     `Augment` that crops.

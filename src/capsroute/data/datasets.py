@@ -44,7 +44,7 @@ VALIDATION_SEED = TEST_SEED + 1
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images for training, for choosing (where asked for) and for the final number."""
+    """Images for training, for validation (if any were set aside) and for testing."""
 
     name: str
     task: Task
@@ -95,20 +95,20 @@ def load_dataset(
     validation: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
-    """A dataset by name (`list_datasets()`), or from a folder.
+    """Load a dataset by name (see `list_datasets()`) or from a folder.
 
-    A folder holds images, one sub-folder per class (see `image_folder`), or a set in MNIST's idx
-    format. `root` is where `cifar10`, `cifar100` and `fashion_mnist` are looked for, and
-    `default_root()` unless given; MNIST is inside the package.
+    A folder holds images, in one sub-folder per class (see `image_folder`), or files in MNIST's
+    idx format. `root` is where to look for `cifar10`, `cifar100` and `fashion_mnist`, by default
+    `default_root()`; MNIST is inside the package.
 
-    `validation` is the share of each class of the training images that is set aside, chosen by
-    `seed`: the training, validation and test images are disjoint. DiverseMultiMNIST sets aside
-    that share of the training digits and generates validation images from those.
+    `validation` is the fraction of each class's training images to set aside, chosen by `seed`;
+    training, validation and test images are disjoint. DiverseMultiMNIST sets aside that fraction
+    of the training digits and generates validation images from them.
 
-    `image_size` and `strict` apply to a folder of images: see `load_image_folder`. When the
-    folder has no test part, a fifth of each class is held out for it, the same whatever `seed`
-    is: no run may train on the images that another is tested on. What is held out of a folder is
-    chosen by the names of the files, so that it stays when others come or go (`split_by_name`).
+    `image_size` and `strict` apply to a folder of images: see `load_image_folder`. If the folder
+    has no test part, a fifth of each class is held out for it, the same for every `seed`, so that
+    no run trains on images that another is tested on. Images are held out of a folder by file
+    name, so that the choice stays when other files come or go (`split_by_name`).
     """
     if not 0 <= validation < 1:
         raise ValueError(f"`validation` (={validation}) must be in [0, 1)")

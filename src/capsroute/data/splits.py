@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 class Split(torch.utils.data.Dataset[Batch], ABC):
     """A part of a dataset: training, validation or test images with their targets.
 
-    A dataset of PyTorch, too, for its `DataLoader`, `Subset` and `random_split`.
+    Also a PyTorch dataset, for use with `DataLoader`, `Subset` and `random_split`.
     """
 
     @abstractmethod
@@ -51,7 +51,8 @@ class Split(torch.utils.data.Dataset[Batch], ABC):
         """Whether `render` itself reads an image's random numbers; augmentation needs others."""
 
     @abstractmethod
-    def to(self, device: torch.device | str) -> Split: ...
+    def to(self, device: torch.device | str) -> Split:
+        """The same split, for batches on `device`."""
 
     @abstractmethod
     def render(self, plan: Tensor) -> Batch:

@@ -27,24 +27,24 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 @dataclass(frozen=True)
 class Explanation:
-    """What routed where, for the classes that were asked for."""
+    """How an image was routed, for the classes that were asked for."""
 
     model: str
     iterations: int | None
     class_names: list[str]
-    """Of all classes."""
+    """Names of all classes."""
     probabilities: list[float]
-    """Of all classes."""
+    """Probabilities of all classes."""
     predicted: list[int]
-    """The model's answer, most likely first."""
+    """The predicted classes, most likely first."""
     classes: list[int]
-    """The ones explained here."""
+    """The classes explained here."""
     map: str
-    """Which definition of heat, see heat.py."""
+    """Which heat map: a name in `MAPS`."""
     heat: dict[int, np.ndarray]
     """For each of `classes`, (H, W) floats in [0, 1]; 1 is the hottest pixel of that class."""
     rivals: dict[int, int]
-    """For each of `classes`, the class that its heat holds it against; none but by `contrast`."""
+    """For each of `classes`, the class that its heat contrasts it with; only for `contrast`."""
     trees: dict[int, Node]
     """For each of `classes`, its parse tree."""
     layers: list[Decision]
@@ -80,7 +80,7 @@ class Explanation:
         return f"capsule layer {layer}" if layer else "primary capsules"
 
     def notes(self) -> list[str]:
-        """What a reader should know before believing the pictures."""
+        """What to know before trusting the pictures."""
         even = [layer for layer in self.layers if layer.even]
         hardly = [layer for layer in self.layers if not layer.routed and not layer.even]
         lost = [
@@ -136,12 +136,12 @@ class Explanation:
         return "the pixels that each capsule sees"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON.
+        """The explanation as a dictionary that JSON can hold.
 
-        `classes[i].heat` is a PNG data URI of the model's image size: the class's colour, its
-        opacity the heat (0 to 255), to be laid over the picture. Boxes are pixels
+        `classes[i].heat` is a PNG data URI at the model's image size, to lay over the picture: the
+        class's colour, with the heat (0 to 255) as its opacity. Boxes are pixels
         [top, left, bottom, right), the last two excluded: `box` is what a capsule sees, `shown`
-        what is to be drawn for it.
+        what to draw for it.
         """
         return {
             "model": self.model,
@@ -177,14 +177,14 @@ def explain(
     *,
     map: str | None = None,
 ) -> Explanation:
-    """Explain what a capsule network (inverted, dynamic or EM) says of an image.
+    """Explain what a capsule network (inverted, dynamic or EM) sees in an image.
 
     Args:
-        model: explained in evaluation mode; its weights, statistics and mode are left alone.
-        image: (C, H, W), floats in [0, 1], as `Predictor.prepare` makes it of a picture.
-        classes: name or index of the class to explain, or several; those predicted unless given,
-            or the likeliest if none was.
-        map: a definition of heat, one of `MAPS`; `default_map` chooses unless given.
+        model: run in evaluation mode; its weights, statistics and mode are left as they are.
+        image: (C, H, W), floats in [0, 1], as `Predictor.prepare` makes it from a picture.
+        classes: name or index of the class to explain, or several of them; by default those
+            predicted, or the likeliest if there are none.
+        map: the heat map, a name in `MAPS`; by default, `default_map` chooses.
     """
     model = unwrapped(model)
     check_explainable(model)

@@ -24,7 +24,7 @@ SOFT = "#5b5b66"
 
 
 def draw_explanation(explanation: Explanation, image: Tensor) -> bytes:
-    """PNG of an explanation and its prepared image (C, H, W)."""
+    """Draw an explanation of a prepared image (C, H, W), as the bytes of a PNG."""
     classes = explanation.classes[:MOST_DRAWN]
     depth = len(explanation.layers)
     titles = _Titles.of(explanation, classes)

@@ -28,17 +28,18 @@ def export_model(
     batch: int | None = None,
     tell: Callable[[str], None] = lambda stage: None,
 ) -> float:
-    """Write the model and return the largest difference of its scores from the model's.
+    """Export a model to a file; returns the largest difference of its scores from the model's.
 
-    The file is loaded and compared with the model on random images, at several batch sizes,
-    before it appears under its name; one that differs is a ValueError and leaves nothing behind.
+    Before the file appears under its name, it is loaded and compared with the model on random
+    images, at several batch sizes unless `batch` is given. If they differ, a ValueError is raised
+    and no file is left behind.
 
     Args:
-        model: in any mode and on any device, in float32 or float64; it is left as it is.
+        model: in float32 or float64, in any mode and on any device; left as it is.
         to: `onnx`, `torch-export` or `safetensors`.
-        path: of the file.
-        batch: images a call of the graph takes; any number unless given.
-        tell: called with what is done next, in words; large models take minutes.
+        path: file to write.
+        batch: fixes the number of images per call of the graph; any number by default.
+        tell: called with a description of each stage as it begins; large models take minutes.
     """
     if to not in FORMATS:
         raise ValueError(f"`to` must be one of {', '.join(FORMATS)}, got {to!r}")

@@ -60,11 +60,11 @@ The folder is a model for the command line as well: `capsroute predict FOLDER ph
 
 
 class HubModel(ModelHubMixin, library_name="capsroute", tags=["image-classification"]):
-    """A classifier that can be saved for the hub, pushed there and loaded from it.
+    """A classifier that can be saved for the Hugging Face hub, pushed to it and loaded from it.
 
     Args:
         model: in any mode and on any device.
-        license: of the weights, as the hub names licences; the card has none unless given.
+        license: licence of the weights, by the hub's name for it; none on the card by default.
         results: rows of the card's table, such as `{"test accuracy": "93.1 %"}`.
     """
 
@@ -81,7 +81,7 @@ class HubModel(ModelHubMixin, library_name="capsroute", tags=["image-classificat
 
     @classmethod
     def of(cls, source: str | Path, *, license: str | None = None, **changes: Any) -> "HubModel":
-        """A run's folder, a checkpoint or shipped weights; of a run the card tells what is known.
+        """Load a run's folder, a checkpoint or shipped weights; a run's results go on the card.
 
         `changes` are arguments of `create_model`, such as `iterations`.
         """

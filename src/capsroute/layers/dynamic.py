@@ -35,7 +35,10 @@ class _DynamicCaps(nn.Module):
 
 
 class DynamicConvCaps(_DynamicCaps):
-    """(B, H, W, in, d) -> (B, H', W', out, d'), no padding; `iterations` rounds at every call."""
+    """Convolutional dynamic routing: (B, H, W, in, d) -> (B, H', W', out, d'), without padding.
+
+    Each call runs all `iterations`.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,10 @@ class DynamicConvCaps(_DynamicCaps):
 
 
 class DynamicLinearCaps(_DynamicCaps):
-    """(B, in, d) or a convolutional layer's (B, H, W, capsules, d) -> (B, out, d')."""
+    """Fully connected dynamic routing: (B, in, d) or (B, H, W, capsules, d) -> (B, out, d').
+
+    Each call runs all `iterations`.
+    """
 
     def __init__(
         self,

@@ -16,9 +16,10 @@ from capsroute.ops.vote_tiles import Parents, at_least_float32
 
 
 class EMPrimaryCaps(nn.Module):
-    """Features (B, C, H, W) to poses (B, H, W, capsules, d), log-activations (B, H, W, capsules).
+    """Primary capsules with activations, from two 1×1 convolutions with bias.
 
-    Two 1×1 convolutions with bias; the activations go through a sigmoid.
+    Maps features (B, C, H, W) to poses (B, H, W, capsules, d) and log-activations (B, H, W,
+    capsules). The activations come from a sigmoid.
     """
 
     def __init__(self, in_channels: int, capsules: int, pose_dim: int) -> None:
@@ -83,8 +84,9 @@ class _EMRouting(nn.Module):
 class EMConvCaps(_EMRouting):
     """EM routing between convolutional capsule layers, without padding.
 
-    (B, H, W, in, d) and (B, H, W, in) to (B, H', W', out, d) and (B, H', W', out). Holds
-    k·k·in·out·d transforms and one β_u and one β_a for each of the `out` capsule types.
+    Maps poses and log-activations, (B, H, W, in, d) and (B, H, W, in), to (B, H', W', out, d) and
+    (B, H', W', out). Has k·k·in·out·d transform weights, and a β_u and a β_a for each of the `out`
+    capsule types.
     """
 
     def __init__(
@@ -103,10 +105,11 @@ class EMConvCaps(_EMRouting):
 
 
 class EMClassCaps(_EMRouting):
-    """EM routing of every capsule at every position to one capsule for each class.
+    """EM routing from every capsule at every position to one capsule per class.
 
-    (B, H, W, in, d) and (B, H, W, in) to (B, classes, d) and (B, classes). Transforms are shared
-    by all positions (in·classes·d of them), so votes carry their coordinates.
+    Maps poses and log-activations, (B, H, W, in, d) and (B, H, W, in), to (B, classes, d) and
+    (B, classes). Transforms are shared by all positions (in·classes·d weights), so votes carry
+    their coordinates.
     """
 
     def __init__(

@@ -128,17 +128,18 @@ class InvertedCaps(nn.Module):
 
 
 class ConvCaps(InvertedCaps):
-    """Convolutional capsules: (B, H, W, in, d) -> (B, H', W', out, d'), no padding.
+    """Convolutional capsules: (B, H, W, in, d) -> (B, H', W', out, d'), without padding.
 
     Args:
-        in_capsules: capsule types of the layer below.
-        out_capsules: capsule types of this layer; those at one position compete for a child.
-        pose_dim: elements of a child's pose, 16 for a 4×4 matrix.
-        out_pose_dim: elements of a parent's pose, `pose_dim` unless given (vector poses only).
+        in_capsules: capsule types in the layer below.
+        out_capsules: capsule types in this layer; those at one position compete for each child.
+        pose_dim: elements of a child's pose; 16 for a 4×4 matrix.
+        out_pose_dim: elements of a parent's pose; `pose_dim` by default (and for matrix poses).
         pose: `matrix` (√d×√d transforms) or `vector` (d×d' transforms).
-        layer_norm: off for the paper's ablation A.
-        initial_poses: `zeros`, `random` (drawn at every call) or `learned`, before iteration 1.
-        scale: of the agreement, 1/√d' unless given.
+        layer_norm: whether to normalise the new poses; False for the paper's ablation A.
+        initial_poses: of the parents, before iteration 1: `zeros`, `random` (drawn at every call)
+            or `learned`.
+        scale: factor of the agreement; 1/√d' by default.
         impl: see `capsroute.ops.inverted.routing_step`.
     """
 
@@ -187,7 +188,7 @@ class LinearCaps(InvertedCaps):
     """Fully connected capsules: (B, in, d) -> (B, out, d').
 
     Children from a convolutional layer, (B, H, W, capsules, d), are flattened in that order.
-    Arguments as for `ConvCaps`.
+    Takes the arguments of `ConvCaps`, except those of a convolution.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class PoseNorm(nn.LayerNorm):
 class PrimaryCaps(nn.Module):
     """A convolution whose channels are grouped into capsules, then normalised pose by pose.
 
-    Takes features (B, C, H, W) and returns poses (B, H', W', capsules, pose_dim).
+    Maps features (B, C, H, W) to poses (B, H', W', capsules, pose_dim).
 
     Args:
         normalization: `layer` (the paper) or `squash` (dynamic routing).
@@ -60,7 +60,7 @@ class PrimaryCaps(nn.Module):
     def forward(self, features: Tensor, *, finish: Literal[False]) -> Tensor | Unfinished: ...
 
     def forward(self, features: Tensor, *, finish: bool = True) -> Tensor | Unfinished:
-        """`finish=False` leaves LayerNorm to the first iteration above, as a `CapsuleStack` may."""
+        """With `finish=False`, LayerNorm may be left to the first iteration of a `CapsuleStack`."""
         poses = self._poses(features)
         if self.normalization == "squash":
             return squash(poses)

@@ -29,11 +29,11 @@ class History:
 
 
 class CapsuleStack(nn.Module):
-    """Capsule layers routed together: primary capsules in, last layer's capsules out.
+    """Capsule layers routed together: primary capsules in, the last layer's capsules out.
 
     Args:
         layers: from the bottom up, each with `forward(children, parents, *, return_coefficients)`.
-        iterations: routing iterations, at least 1 (uniform routing).
+        iterations: number of routing iterations; 1 is uniform routing.
         schedule: `concurrent` (the paper) or `sequential` (ablation B).
     """
 
@@ -72,7 +72,7 @@ class CapsuleStack(nn.Module):
         return schedules.light_cone(self.iterations, len(self.layers))
 
     def route(self, primary: Any) -> tuple[Any, History]:
-        """The same result, with every update of every layer recorded (the useless ones too)."""
+        """The same result, and a record of all updates of all layers, even those without effect."""
         history = History()
         steps = [self._recorded(layer, history) for layer in self.layers]
         run = schedules.SCHEDULES[self.schedule]

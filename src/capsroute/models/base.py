@@ -23,11 +23,11 @@ THRESHOLD = 0.5  # probability above which a class belongs to a multi-label answ
 
 @dataclass(frozen=True)
 class Routing:
-    """What the routing of one batch did.
+    """What routing did with one batch.
 
-    `poses[layer][iteration]` and `coefficients[layer][iteration]` cover the routed layers, layer 0
-    being the first above the primary capsules, and every iteration. Updates that climb too slowly
-    never reach the scores: `used[layer]` is the last iteration (an index) that does, so
+    `poses[layer][iteration]` and `coefficients[layer][iteration]` cover every iteration of every
+    routed layer; layer 0 is the first above the primary capsules. Late updates of a lower layer may
+    never reach the scores: `used[layer]` is the index of its last iteration that does, so
     `coefficients[layer][used[layer]]` are the ones that explain a prediction.
     """
 
@@ -133,10 +133,10 @@ TASKS = {
 
 
 class ImageClassifier(nn.Module):
-    """Images (B, C, H, W), floats in [0, 1], to class scores (B, classes).
+    """Maps images (B, C, H, W), floats in [0, 1], to class scores (B, classes).
 
     A subclass implements `compute_scores` on normalised images. Its scores are logits unless it
-    sets `scores_are_probabilities`; then it names the `loss` that training takes unless told.
+    sets `scores_are_probabilities`; it then also names the `loss` to train with by default.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()  # keywords that any model of the family takes
@@ -172,6 +172,7 @@ class ImageClassifier(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define `compute_scores`")
 
     def forward(self, images: Tensor) -> Tensor:
+        """Compute class scores (B, classes), in float32 or wider."""
         images = self._checked(images)
         if images.shape[0] == 0:  # a filter upstream may leave none; there is nothing to route
             scores = images.new_zeros(0, self.num_classes)
@@ -180,7 +181,7 @@ class ImageClassifier(nn.Module):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Check the images, one at least, then normalise them."""
+        """Check a batch of at least one image and normalise it."""
         images = self._checked(images)
         if images.shape[0] == 0:
             raise ValueError("`images` must hold one image at least, got none")
@@ -209,7 +210,7 @@ class ImageClassifier(nn.Module):
         return scores.sigmoid() if self.task.multilabel else scores.softmax(dim=-1)
 
     def decide(self, scores: Tensor) -> Tensor:
-        """The answer, as booleans (B, classes): the likeliest class, or for multi-label a set."""
+        """Booleans (B, classes): the likeliest class, or every class above 0.5 if multi-label."""
         if self.task.multilabel:
             return self.probabilities(scores) > THRESHOLD
         classes = torch.arange(self.num_classes, device=scores.device)
@@ -238,10 +239,10 @@ class ImageClassifier(nn.Module):
 
 
 class CapsuleClassifier(ImageClassifier):
-    """A classifier whose routing can be looked at."""
+    """A classifier whose routing can be inspected."""
 
     def route(self, images: Tensor) -> Routing:
-        """Scores, and the poses and coefficients of every layer and iteration."""
+        """Return the scores, and the poses and coefficients of every layer and iteration."""
         raise TypeError(f"{type(self).__name__} does not define `route`")
 
 

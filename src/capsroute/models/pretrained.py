@@ -136,15 +136,15 @@ def _scale(model: ImageClassifier) -> Tensor:
 
 
 def load_backbone(model: ImageClassifier, source: str | Path) -> list[str]:
-    """Copy every weight that fits the model; returns the names of those that do not.
+    """Copy every weight that fits into the model; returns the names of the model's other weights.
 
-    Those keep their initial values: the class capsules, when the classes are others, by number or
-    by name (`class_names`, where both sides have them).
-    A first convolution of grey images fits colour ones as well, and the reverse: it is spread over
-    the channels, or summed, so that a picture without colour gets the same responses (from colour
-    to grey but for an offset, where the means that the channels are normalised by differ).
-    `source` is a run's folder, a checkpoint or the name of a model whose weights ship, as in
-    `capsroute.load_model`.
+    Those keep their initial values: for example the class capsules, if the classes differ in
+    number or in name (`class_names`, where both sides have them).
+    A first convolution for grey images also fits colour ones, and the reverse: its weights are
+    spread over the channels, or summed, so that a picture without colour gets the same responses
+    (from colour to grey, up to an offset if the channels are normalised with different means).
+    `source` is a run's folder, a checkpoint or the name of a model whose weights ship with the
+    package, as in `capsroute.load_model`.
     """
     from capsroute.models.sources import find_checkpoint  # which builds on this module
 

@@ -65,18 +65,17 @@ def register(
     parameters: int | None = None,
     paper_accuracy: float | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Decorator: put a model function into the registry under its own name.
+    """Decorator that registers a model function under its own name.
 
-    The function gets a `Task`, the dataset's with the caller's changes, and options by keyword.
+    The function gets a `Task`, the dataset's with the caller's changes, and options as keywords.
 
     Args:
-        family: the class of what the function returns; a function with `**options` takes the
-            family's `OPTIONS` as well.
-        dataset: what the model is for unless asked otherwise: `cifar10`, `cifar100` or
-            `diverse_multimnist`.
-        iterations: routing iterations unless asked otherwise; None for a model that does not route.
-        parameters: how many weights it has; counted when asked for unless given.
-        paper_accuracy: percent, where a paper states it.
+        family: class of the model that the function returns; a function with `**options` also
+            takes the family's `OPTIONS`.
+        dataset: what the model is for by default: `cifar10`, `cifar100` or `diverse_multimnist`.
+        iterations: default number of routing iterations; None for a model that does not route.
+        parameters: number of weights; counted when needed unless given.
+        paper_accuracy: in percent, where a paper states it.
     """
     if dataset not in TASKS:
         raise ValueError(f"`dataset` must be known, got {dataset!r}{nearest(dataset, TASKS)}")
@@ -95,7 +94,9 @@ def register(
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
-    """Names of the models that match a shell pattern, sorted; `pretrained`: whose weights ship."""
+    """Sorted names of the models that match a shell pattern; with `pretrained`, of those whose
+    weights ship with the package.
+    """
     names = sorted(fnmatch.filter(_REGISTRY, pattern))
     if not pretrained:
         return names
@@ -123,21 +124,21 @@ def create_model(
     schedule: str | None = None,
     **overrides: Any,
 ) -> ImageClassifier:
-    """Build a model of the registry; what is not given keeps the model's own value.
+    """Create a registered model. Arguments left out keep the model's own values.
 
     Args:
-        name: see `list_models()`.
-        pretrained: load the weights that ship with the package, trained with `iterations`. With
-            another `num_classes` the class layer starts new, and all others are loaded; with
-            `in_channels` for grey in place of colour, or the reverse, the first convolution is
-            made to fit.
-        num_classes: scores an image gets.
+        name: a name from `list_models()`.
+        pretrained: load the weights that ship with the package, trained with `iterations`. If
+            `num_classes` is changed, the class layer starts afresh and all others are loaded; if
+            `in_channels` is changed from colour to grey or the reverse, the first convolution is
+            adapted.
+        num_classes: number of scores per image.
         image_size: an integer or (height, width).
         in_channels: 1 for grey, 3 for colour, or any other number.
-        iterations: routing iterations; 1 is uniform routing.
+        iterations: number of routing iterations; 1 is uniform routing.
         schedule: `concurrent` or `sequential` (inverted models).
-        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`; and
-            `mean` and `std` for each channel, or None for both: images are not normalised.
+        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`, and
+            `mean` and `std` per channel; None for both leaves images unnormalised.
     """
     info = model_info(name)
     requested: dict[str, Any] = {

@@ -22,11 +22,11 @@ SUFFIX = ".safetensors"
 def save_model(
     model: ImageClassifier, path: str | Path, *, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write weights and metadata (name, options, class names); whole or not at all.
+    """Save weights and metadata (name, options, class names), atomically.
 
-    `weights` are written in place of the model's own, such as an average of them. Weights under two
-    names are written under both. A compiled model is written as it is without `torch.compile`.
-    `load_model` builds a registered model again; see `register` for one of your own.
+    `weights`, such as an average, are saved in place of the model's own. Weights with two names are
+    saved under both. A compiled model is saved as if it had not been compiled. `load_model`
+    rebuilds a registered model; see `register` for models of your own.
     """
     model = unwrapped(model)
     class_names_of(model)  # raises where they are too few or too many
@@ -92,9 +92,9 @@ def load_model(source: str | Path, **changes: Any) -> ImageClassifier:
     """Build the model that a checkpoint describes and load its weights.
 
     Args:
-        source: a run's folder, a checkpoint (`save_model`'s or `model.safetensors` of a run), or
-            the name of a model whose weights ship.
-        changes: arguments of `create_model` that keep the shape of the weights, such as
+        source: a run's folder, a checkpoint (from `save_model`, or a run's `model.safetensors`),
+            or the name of a model whose weights ship with the package.
+        changes: arguments of `create_model` that leave the weights' shapes alone, such as
             `iterations`.
     """
     from capsroute.models.sources import find_checkpoint  # which builds on this module

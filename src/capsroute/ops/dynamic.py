@@ -39,11 +39,11 @@ def dynamic_routing(
     impl: str = "auto",
     observe: Observer | None = None,
 ) -> Tensor:
-    """Squashed poses of the parents after `iterations` rounds; gradients flow through all of them.
+    """Dynamic routing: the parents' squashed poses after `iterations` rounds.
 
-    Shapes as in `routing_step`: convolutional (B, H, W, in, d) or linear (B, in, d). The parents at
-    one output position compete for each child they see. `observe(poses, coefficients)` is called
-    in every iteration.
+    Shapes are those of `routing_step`: convolutional (B, H, W, in, d) or linear (B, in, d). The
+    parents at one output position compete for each child they see. Gradients flow through every
+    round. `observe(poses, coefficients)` is called in each.
     """
     if iterations < 1:
         raise ValueError(f"`iterations` must be at least 1, got {iterations}")

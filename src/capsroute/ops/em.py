@@ -52,28 +52,28 @@ def em_routing(
     iterations: int,
     stride: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Route capsules to the layer above by EM; see the module for the procedure.
+    """Route capsules to the layer above by EM; the module's docstring has the procedure.
 
-    Activations are passed on as logarithms, so that no layer has to take the logarithm of a
-    sigmoid that underflowed: `log_activations.exp()` are the activations.
+    Activations are passed as logarithms, so that no layer takes the logarithm of a sigmoid that
+    underflowed; `log_activations.exp()` gives the activations.
 
     Args:
-        poses: the children's, (B, H, W, in, d) with d = n².
-        log_activations: the children's, (B, H, W, in), at most 0.
-        weight: (k, k, in, out, n, n) for a convolutional layer without padding. (in, out, n, n)
-            makes the class layer: every capsule at every position is a child of every class,
-            its transform shared by all positions, and its vote is told where it stands
-            ("coordinate addition": row and column, scaled to (0, 1), are added to the first two
-            elements of the vote's last column).
-        beta_u: the price of coding an element of a pose, (out,).
-        beta_a: the price of not being active, (out,).
-        iterations: E- and M-steps, at least 1. The first E-step is uniform.
-        stride: of the convolution.
+        poses: the children's poses, (B, H, W, in, d) with d = n².
+        log_activations: the children's log-activations, (B, H, W, in), at most 0.
+        weight: transforms, (k, k, in, out, n, n) for a convolutional layer without padding or
+            (in, out, n, n) for the class layer. There, every capsule at every position is a child
+            of every class, transforms are shared by all positions, and votes carry their
+            coordinates ("coordinate addition": row and column, scaled to (0, 1), are added to the
+            first two elements of the vote's last column).
+        beta_u: price of coding one element of a pose, (out,).
+        beta_a: price of not being active, (out,).
+        iterations: number of E- and M-steps, at least 1. The first E-step is uniform.
+        stride: stride of the convolution.
 
     Returns:
         The parents' poses, (B, H', W', out, d) or (B, out, d), and the logarithms of their
-        activations, (B, H', W', out) or (B, out). Both are float32, under autocast too (float64
-        when the inputs are).
+        activations, (B, H', W', out) or (B, out). Both are float32, even under autocast
+        (float64 if the inputs are).
     """
     operands = poses, log_activations, weight, beta_u, beta_a
     (last,) = em_routing_history(*operands, iterations=iterations, stride=stride, keep=False)

@@ -13,12 +13,12 @@ Step = Callable[[Poses, Poses | None], Poses]
 
 
 def light_cone(iterations: int, layers: int) -> list[int]:
-    """How many concurrent iterations of each routed layer can reach the last one.
+    """How many concurrent iterations of each routed layer can affect the last one.
 
-    News climbs one layer an iteration. What layer m learns in iteration s is at the top in
-    iteration s + (layers − m), so only its first `iterations − (layers − m)` updates matter; the
-    first pass is sequential and always does. (The paper counts the primary layer too: its layer l
-    is our m = l − 1.)
+    An update climbs one layer per iteration: what layer m computes in iteration s reaches the top
+    in iteration s + (layers − m). So only its first `iterations − (layers − m)` updates matter, and
+    always the first one, as the first pass is sequential. (The paper also counts the primary
+    layer: its layer l is our m = l − 1.)
     """
     return [max(1, iterations - (layers - m)) for m in range(1, layers + 1)]
 
@@ -28,9 +28,9 @@ def concurrent(
 ) -> list[Poses]:
     """The paper's Procedure 2: one sequential pass, then all layers at once.
 
-    Updates outside the light cone never reach the last layer and are left out, which changes
-    nothing there; `every_update=True` computes them all, for someone who wants to look. Returns
-    the last poses of every routed layer.
+    Updates outside the light cone cannot affect the last layer and are skipped;
+    `every_update=True` computes them too, for inspection. Returns the last poses of every routed
+    layer.
     """
     _check_iterations(iterations)
     needed = [iterations] * len(steps) if every_update else light_cone(iterations, len(steps))
@@ -49,7 +49,7 @@ def concurrent(
 def sequential(
     steps: Sequence[Step[Poses]], primary: Poses, iterations: int, *, every_update: bool = False
 ) -> list[Poses]:
-    """Earlier capsule networks (and ablation B): a layer finishes before the next one starts.
+    """As in earlier capsule networks (and ablation B), a layer finishes before the next starts.
 
     There is no light cone here: `every_update` is accepted so that schedules are interchangeable.
     """

@@ -55,29 +55,30 @@ def routing_step(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """One step of inverted dot-product attention routing, before LayerNorm.
 
-    Every child votes for every parent that sees it, v_ij = p_i · W_ij; the parents compete for
-    the child by a softmax over scale · ⟨p_j, v_ij⟩; a parent's new pose is its share of the votes,
-    Σ_i r_ij v_ij. In a convolutional layer the competition runs window by window: among the
+    Each child votes for every parent that sees it, v_ij = p_i · W_ij. The parents compete for the
+    child through a softmax over scale · ⟨p_j, v_ij⟩, and a parent's new pose is the sum of its
+    shares of the votes, Σ_i r_ij v_ij. In a convolutional layer the parents that compete are the
     capsules at one output position.
 
     Args:
         children: poses (B, H, W, in, d) for a convolutional layer, (B, in, d) for a linear one.
         weight: transforms (k, k, in, out, a, b) or (in, out, a, b). With a = d the pose is a
             vector and the vote has b elements; with a = b = √d the pose is a matrix.
-        parents: poses of the parents from the iteration before, (B, H', W', out, d') or
-            (B, out, d'). `None` is the first iteration: poses of zero, uniform coefficients.
-        stride: of the convolution; there is no padding.
-        scale: of the agreement; 1/√d' unless given. The paper's formula is `scale=1.0`.
-        impl: `reference` (the formula, holds every vote), `tiled` (plain PyTorch, holds a tile of
-            them), `triton` (fused kernels for CUDA, holds none) or `auto`: the kernels where they
-            can run (CUDA, compute capability 8.0 and newer), the formula in a graph that is
-            exported, `tiled` otherwise. The logger `capsroute` says once, at debug level, what it
-            chose and why. Only `reference` can be differentiated twice.
+        parents: the parents' poses from the previous iteration, (B, H', W', out, d') or
+            (B, out, d'). `None` for the first iteration: zero poses, so uniform coefficients.
+        stride: stride of the convolution, which has no padding.
+        scale: factor of the agreement; 1/√d' by default. The paper's formula has `scale=1.0`.
+        impl: `reference` (the formula; holds every vote), `tiled` (plain PyTorch; holds a tile of
+            them), `triton` (fused CUDA kernels; hold none) or `auto`: `triton` where it can run
+            (CUDA, compute capability 8.0 or newer), `reference` in an exported graph, `tiled`
+            otherwise. The logger `capsroute` says once, at debug level, what was chosen and why.
+            Only `reference` can be differentiated twice.
         return_coefficients: also return r, (B, H', W', k, k, in, out) or (B, in, out). Only
-            `reference` differentiates through them.
+            `reference` can be differentiated through them.
 
     Returns:
-        The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children.
+        The parents' poses, (B, H', W', out, d') or (B, out, d'), in the dtype of the children or
+        of autocast; and r if asked for.
     """
     _check_dtypes(children=children, weight=weight, parents=parents)
     _check_devices(children, weight=weight, parents=parents)
