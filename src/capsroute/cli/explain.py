@@ -35,8 +35,8 @@ class Options:
     """Show how an image was routed: heat maps, the parse tree, and how decided the routing is.
 
     Writes files named after IMAGE that end in .explained.png and .explained.html. docs/explain.md
-    says how the maps are made and how far to trust them. Instead of explaining an image,
-    `--separation` measures that trust for a model of overlapping digits.
+    says how the maps are made and how far to trust them. With --separation, that is measured for a
+    model of overlapping digits, instead of explaining an image.
 
     The map is contrast by default, fields for an EM model, and grid where a primary capsule sees
     more than half of the image.

@@ -108,7 +108,7 @@ def cnn_multimnist(task: Task, *, bn_group: int | None = None) -> ConvNet:
 
 @register(ConvNet, "diverse_multimnist", parameters=42_490_762, paper_accuracy=84.84)
 def cnn_multimnist_learned_pool(task: Task, *, bn_group: int | None = None) -> ConvNet:
-    """The same CNN with a learned map in place of the pooling, as the paper's text describes."""
+    """CNN with a learned map for pooling, for overlapping digits, as the paper's text describes."""
     features = _multimnist_features(task, bn_group)
     channels, height, width = probe(nn.Sequential(*features), task)
     head: list[Any] = [nn.Flatten(), nn.Linear(channels * height * width, 640)]

@@ -249,7 +249,7 @@ def inverted_matrix_multimnist(task: Task, **options: Any) -> InvertedCapsNet:
     paper_accuracy=91.17,
 )
 def inverted_matrix_multimnist_wide(task: Task, **options: Any) -> InvertedCapsNet:
-    """Inverted routing of 8×8 matrix poses, 64 capsules for 16: the paper's 42M matrix model."""
+    """Inverted routing of 8×8 matrix poses, 64 capsules, not 16: the paper's 42M matrix model."""
     backbone = simple_backbone(task.in_channels, 1024)
     rows = [Primary(64, kernel_size=3, stride=2), Conv(64), Linear(task.num_classes)]
     return InvertedCapsNet(task, backbone, rows, pose_dim=64, **options)

@@ -1,4 +1,4 @@
-"""A web page and a JSON API around one model. Needs the extra `serve`."""
+"""A web page and a JSON API for one model. Needs the extra `serve`."""
 
 from capsroute.serve.app import create_app
 from capsroute.serve.limits import Limits

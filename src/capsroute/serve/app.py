@@ -74,7 +74,10 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 def create_app(
     predictor: Predictor, limits: Limits | None = None, *, allowed_hosts: Iterable[str] = ()
 ) -> FastAPI:
-    """The application around one model, warmed up; names besides localhost must be allowed."""
+    """Create the application for one model and warm it up.
+
+    Host names other than localhost must be in `allowed_hosts`.
+    """
     service = Service(predictor, limits or Limits())
     service.warm_up()
     app = FastAPI(

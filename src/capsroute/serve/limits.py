@@ -7,22 +7,22 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Everything that a client could ask too much of."""
+    """Limits on what clients may ask of a server."""
 
     max_batch: int = 32
-    """Images that go through the model together at most."""
+    """Maximum images to run through the model together."""
     max_wait: float = 0.002
-    """Seconds that an image waits for others that are on their way."""
+    """Seconds that an image waits for others already on their way."""
     predictions: int = 64
-    """Predictions in progress at most; further ones are answered 503."""
+    """Maximum predictions in progress; further ones get a 503."""
     explanations: int = 8
-    """The same for explanations, which go one by one."""
+    """The same for explanations, which run one at a time."""
     seconds: float = 10.0
-    """To read an upload, and again to answer it."""
+    """Time limit for reading an upload, and again for answering it."""
     upload: int = 8 * MEBIBYTE
-    """Bytes of a request's body."""
+    """Maximum bytes in a request's body."""
     pixels: int = 25_000_000
-    """Of a picture, by its header."""
+    """Maximum pixels in a picture, by its header."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "predictions", "explanations", "upload", "pixels"):

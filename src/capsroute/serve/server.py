@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
 
 
 def run(app: FastAPI, sock: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGINT or SIGTERM, finish what is in flight, return.
+    """Serve until SIGINT or SIGTERM, finish the requests in flight, then return.
 
     A second SIGINT does not wait. Being told to stop is how a server ends, so neither signal is
     an error.
