@@ -10,6 +10,7 @@ from torch import nn
 
 from capsroute import create_model
 from capsroute.extras import install_hint
+from capsroute.models import load_backbone, save_model
 
 
 class Features(nn.Module):
@@ -109,3 +110,14 @@ def test_the_real_ones_at_224(timm, name):
     model.eval()
     with torch.no_grad():
         assert model(torch.rand(1, 3, 224, 224)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
+def test_a_model_on_a_real_one_starts_another_for_as_many_other_classes(timm, name, tmp_path):
+    options = {"backbone": f"timm/{name}", "image_size": 160, "num_classes": 3}
+    trained, other = (create_model("inverted_resnet_cifar10", **options) for _ in range(2))
+    trained.class_names, other.class_names = ["a", "b", "c"], ["d", "e", "f"]
+    save_model(trained, tmp_path / "model.safetensors")
+    assert load_backbone(other, tmp_path) == ["capsules.layers.2.weight"]
+    for own, given in zip(other.backbone.parameters(), trained.backbone.parameters(), strict=True):
+        assert torch.equal(own, given)
