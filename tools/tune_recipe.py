@@ -8,7 +8,7 @@ first. A fifth of the training images is held back, the accuracy on them after t
 counts: of 10,000 images of CIFAR it has a standard error of about 0.2 points. Rows go to
 results/tuning/<preset>.csv as they come; those that are there are not run again, by a digest of
 the whole config: what "as it is" means changes with the preset. Where the learning rate falls in
-steps, it does so after the same shares of the run.
+steps, it does so after the same shares of the run; it rises for as many steps as in the preset.
 """
 
 import argparse
@@ -56,11 +56,16 @@ def with_change(config: Config, change: str) -> Config:
 
 
 def shortened(config: Config, epochs: int) -> Config:
-    """With milestones at the same shares of the run: without a fall, only noise is compared."""
+    """With milestones at the same shares of the run: without a fall, only noise is compared.
+
+    Warm-up keeps its length: a model that collapses in its first steps does so in any run.
+    """
     if config.optim.lr_schedule != "step" or config.epochs is None:
         return config
     falls = tuple(round(fall * epochs / config.epochs) for fall in config.optim.milestones)
-    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, milestones=falls))
+    warmup = min(1.0, config.optim.warmup * config.epochs / epochs)
+    optim = dataclasses.replace(config.optim, milestones=falls, warmup=warmup)
+    return dataclasses.replace(config, optim=optim)
 
 
 def plan(options: argparse.Namespace, change: str) -> Config:

@@ -57,13 +57,14 @@ def test_as_it_is_means_another_run_once_the_preset_has_changed(
     assert [config.batch_size for config in started] == [128, 64]
 
 
-def test_the_learning_rate_falls_after_the_same_shares_of_a_shorter_run(
+def test_the_learning_rate_of_a_shorter_run_falls_at_the_same_shares_and_rises_as_long(
     tool, started, monkeypatch, tmp_path
 ):
     change = "optim.milestones=[3,4]"
     options = (change, "--epochs", "70")
     call(tool, monkeypatch, tmp_path, *options, name="dynamic_vector_multimnist_r3")
     assert [each.optim.milestones for each in started] == [(30, 50), (3, 4)]
+    assert [each.optim.warmup * each.epochs for each in started] == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize(
