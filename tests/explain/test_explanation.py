@@ -95,6 +95,11 @@ def test_classes_may_be_named():
     model, image = example("inverted")
     assert explain(model, image, ["3", 1, "1"]).classes == [3, 1]
     assert explain(model, image, "3").classes == explain(model, image, 3).classes == [3]
+    for one in (np.int64(3), torch.tensor(3)):
+        assert explain(model, image, one).classes == [3]
+    for wrong in (1.5, [1.5], [[1, 2]]):
+        with pytest.raises(ValueError, match="`classes` must name classes, or count them, got"):
+            explain(model, image, wrong)
     for counted in (np.array([3, 0]), torch.tensor([3, 0])):
         explanation = explain(model, image, counted)
         assert explanation.classes == [3, 0] and json.dumps(explanation.as_dict())

@@ -146,7 +146,7 @@ def _digits(iterations: int) -> Config:
 
 @register
 def digits_r2() -> Config:
-    """The default model trained 60 times as long, on a GPU: 21 million images."""
+    """The default model on about 60 times as many images, 21 million, on a GPU."""
     return _digits(2)
 
 

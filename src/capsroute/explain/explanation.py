@@ -234,9 +234,14 @@ def _explain(
     )
 
 
-def _class_indices(classes: Sequence[int | str] | int | str, names: list[str]) -> list[int]:
-    classes = [classes] if isinstance(classes, int | str) else classes
-    indices = [_class_index(one, names) for one in classes]
+def _class_indices(classes: Any, names: list[str]) -> list[int]:
+    # one index may come as NumPy and PyTorch count, such as `scores.argmax()`
+    if isinstance(classes, int | str) or getattr(classes, "ndim", None) == 0:
+        classes = [classes]
+    try:
+        indices = [_class_index(one, names) for one in classes]
+    except TypeError:
+        raise ValueError(f"`classes` must name classes, or count them, got {classes!r}") from None
     return list(dict.fromkeys(indices))
 
 
@@ -245,7 +250,7 @@ def _class_index(one: int | str, names: list[str]) -> int:
         if one not in names:
             raise ValueError(f"`classes` must name classes, got {one!r}{nearest(one, names)}")
         return names.index(one)
-    index = operator.index(one)  # NumPy's and PyTorch's count, and JSON takes Python's alone
+    index = operator.index(one)  # JSON takes Python's integers alone
     if not 0 <= index < len(names):
         raise ValueError(f"`classes` must be between 0 and {len(names) - 1}, got {index}")
     return index
