@@ -1,4 +1,4 @@
-"""Time LayerNorm by rows of the primary capsules on a card, beside their convolution.
+"""Time LayerNorm by rows of the primary capsules on a card, with and beside their convolution.
 
     python benchmarks/kernels/norm.py [--json FILE]
     python benchmarks/kernels/norm.py --count
@@ -21,6 +21,7 @@ from run import commit, time_us
 
 from capsroute.ops.inverted.norm import Norm
 from capsroute.ops.inverted.triton import norm as kernels
+from capsroute.ops.inverted.triton.projection import fits, project_by_rows
 
 SHAPE = (128, 16, 16, 32)
 POSES = {"cifar10": (16, 4), "cifar100": (36, 6)}  # elements and rows
@@ -55,6 +56,9 @@ def measure(d, rows):
     grad = kernels.norm_by_rows(poses, *norm, rows)
     size = poses.numel() * 2
     yield time_row("convolution", convolution, size + features.numel() * 2)
+    if fits(features, projection, features.dtype):
+        both = lambda: project_by_rows(features, projection, *norm, rows)  # noqa: E731
+        yield time_row("both", both, size + features.numel() * 2)
     yield time_row("norm", lambda: kernels.norm_by_rows(poses, *norm, rows), 2 * size)
     backward = lambda: kernels.norm_by_rows_backward(grad, poses, norm.weight, norm.eps)  # noqa: E731
     yield time_row("norm, backward", backward, 3 * size)
@@ -67,9 +71,15 @@ def count(d, rows):
     with triton_compiler.compiling(90) as compiled:
         out = kernels.norm_by_rows._init_fn(poses, weight, weight, 1e-5, rows)
         kernels.norm_by_rows_backward._init_fn(out, poses, weight, 1e-5)
-    for kernel, arguments, made in compiled[:2]:  # not the one that adds the programs' sums
+        features, projection = poses.new_empty(*SHAPE[:3], 128), poses.new_empty(SHAPE[3], d, 128)
+        if fits(features, projection, features.dtype):
+            project_by_rows._init_fn(features, projection, weight, weight, 1e-5, rows)
+    for kernel, arguments, made in compiled:
+        if "BLOCK_M" not in arguments:
+            continue  # it adds the programs' sums
         loop = triton_compiler.main_loop(made)
-        a_pose = len(loop) * 32 * arguments["num_warps"] / arguments["BLOCK_M"]
+        tile = arguments["BLOCK_M"] * arguments.get("BLOCK_C", 1)
+        a_pose = len(loop) * 32 * arguments["num_warps"] / tile
         registers, stack = triton_compiler.resources(made)
         moves = collections.Counter(filter(re.compile("LDG|STG|LDS|STS|SHFL|BAR").match, loop))
         yield {

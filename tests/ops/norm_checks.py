@@ -26,6 +26,15 @@ PRIMARY = {
     "primary capsules, 4×4": ((37, 16, 16, 32, 16), 4),
     "primary capsules, 6×6": ((37, 16, 16, 32, 36), 6),
 }
+# image, capsules, elements of a pose, channels, rows
+PROJECTED = {
+    "4×4": ((3, 5, 4), 8, 16, 32, 4),
+    "4×4, several tiles a program": ((9, 4, 4), 16, 16, 128, 4),
+    "2×2": ((2, 3, 3), 32, 4, 16, 2),
+    "vector": ((2, 3, 5), 8, 32, 16, 1),
+    "one position": ((1, 1, 1), 8, 16, 64, 4),
+}
+LARGE_PROJECTED = {"primary capsules": ((37, 16, 16), 32, 16, 128, 4)}
 BUDGETS = {"poses": 2.0, "∂poses": 3.0, "∂weight": 3.0, "∂bias": 3.0}
 
 
@@ -77,9 +86,37 @@ def unfinished(shape, dtype, seed=0):
     return Unfinished(poses.to(dtype), Norm(*affine, 1e-5))
 
 
+def projected(image, capsules, d, channels, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(*image, channels, generator=generator)
+    projection = torch.randn(capsules, d, channels, generator=generator) / channels**0.5
+    weight, bias = (torch.randn(d, generator=generator) for _ in range(2))
+    return Unfinished(features.to(dtype), Norm(weight, bias, 1e-5), projection.to(dtype))
+
+
+def check_projected(image, capsules, d, channels, rows, dtype, seed=0, device="cpu"):
+    """Convolution, LayerNorm and move at once: the error is at most twice plain PyTorch's."""
+    from capsroute.ops.inverted.triton.projection import fits, project_by_rows
+
+    source, norm, projection = projected(image, capsules, d, channels, dtype, seed)
+    source, projection = source.to(device), projection.to(device)
+    norm = Norm(norm.weight.to(device), norm.bias.to(device), norm.eps)
+    assert fits(source, projection, dtype)
+    got = project_by_rows(source, projection, *norm, rows)
+    low, want = (
+        Unfinished(source, norm, projection).to(kind).finished() for kind in (dtype, torch.float64)
+    )
+    low, want = (x.unflatten(-1, (rows, -1)).permute(0, 4, 1, 2, 3, 5) for x in (low, want))
+    assert got.dtype == dtype and got.shape == want.shape
+    error, allowed = ((x.double() - want).norm() / want.norm() for x in (got, low))
+    allowed = max(allowed, torch.finfo(dtype).eps)
+    assert error <= BUDGETS["poses"] * allowed, f"{error:.3g} > 2 × {allowed:.3g}"
+
+
 def check_operators():
     """Schema, fake tensors and autograd registration, as PyTorch checks them."""
     from capsroute.ops.inverted.triton import norm as kernels
+    from capsroute.ops.inverted.triton.projection import project_by_rows
 
     poses, norm, rows, cotangent = tensors(*TINY["3×3"], torch.float32, 0, "cpu")
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -88,6 +125,9 @@ def check_operators():
     without = ("test_schema", "test_faketensor")
     arguments = (cotangent.contiguous(), poses.detach(), norm.weight.detach(), norm.eps)
     torch.library.opcheck(kernels.norm_by_rows_backward, arguments, test_utils=without)
+    source, norm, projection = projected((2, 3, 3), 8, 16, 16, torch.float16)
+    arguments = (source, projection, *norm, 4)
+    torch.library.opcheck(project_by_rows, arguments, test_utils=without)
 
 
 def check_strides():
@@ -127,8 +167,39 @@ def check_first_step():
     torch.testing.assert_close(compiled(children, weight, **options), want, **tolerance)
 
 
+def check_first_step_of_features():
+    """Of features a first step makes its children, by one kernel where that fits, else by two."""
+    from unittest import mock
+
+    from capsroute.ops.inverted import triton
+    from capsroute.ops.inverted.triton import norm, projection
+
+    def calls(children, weight):
+        with (
+            mock.patch.object(projection, "project_by_rows", wraps=by_one) as one,
+            mock.patch.object(norm, "norm_by_rows", wraps=by_two) as two,
+        ):
+            got = first_step(children, weight, impl="triton")
+        want = routing_step(children.finished(), weight)
+        torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)
+        return one.call_count, two.call_count
+
+    by_one, by_two = projection.project_by_rows, norm.norm_by_rows
+    generator = torch.Generator().manual_seed(1)
+    for capsules, dtype, expected in (
+        (8, torch.float16, (1, 0)),
+        (7, torch.float16, (0, 1)),  # no whole tile
+        (8, torch.float32, (0, 1)),
+    ):
+        children = projected((2, 4, 5), capsules, 16, 32, dtype)
+        weight = torch.randn(3, 3, capsules, 5, 4, 4, generator=generator).to(dtype)
+        assert calls(children, weight) == expected, (capsules, dtype)
+        assert not triton.can_project(*children[::2], dtype)  # the interpreter is for tests
+
+
 if __name__ == "__main__":
     check_operators()
+    check_first_step_of_features()
     check_strides()
     check_first_step()
     poison_allocations()
@@ -136,3 +207,5 @@ if __name__ == "__main__":
     for shape, rows in TINY.values():
         for dtype in (torch.float32, torch.float16):  # bf16 is wrong in the interpreter
             check(shape, rows, dtype)
+    for sizes in PROJECTED.values():
+        check_projected(*sizes, torch.float16)

@@ -6,8 +6,9 @@ import torch
 
 from capsroute import create_model
 from capsroute.layers import CapsuleStack, ConvCaps, LinearCaps, PrimaryCaps
+from capsroute.layers import primary as layers_primary
 from capsroute.ops.inverted.api import first_step, routing_step
-from capsroute.ops.inverted.norm import Norm, normalized
+from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 
 
 @pytest.mark.parametrize("impl", ["auto", "tiled", "reference"])
@@ -19,6 +20,40 @@ def test_is_the_same_as_finishing_before(impl, linear):
     poses = children.finished().flatten(1, -2) if linear else children.finished()
     want = routing_step(poses, weight, impl=impl)
     assert torch.equal(first_step(children, weight, impl=impl), want)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_of_features_it_makes_the_capsules_first(linear):
+    torch.manual_seed(0)
+    primary, features = PrimaryCaps(5, 3, 4), torch.randn(2, 5, 4, 4)
+    projection = primary.conv.weight.view(3, 4, 5)
+    waiting = Unfinished(features.permute(0, 2, 3, 1), primary.norm.learned(), projection)
+    torch.testing.assert_close(waiting.finished(), primary(features))
+    assert waiting.shape == primary(features).shape
+    weight = torch.randn(48, 5, 2, 2) if linear else torch.randn(3, 3, 3, 5, 2, 2)
+    children = primary(features).flatten(1, -2) if linear else primary(features)
+    torch.testing.assert_close(first_step(waiting, weight), routing_step(children, weight))
+    low = waiting.to(torch.float64)
+    assert low.dtype == low.finished().dtype == torch.float64 and low.device == features.device
+
+
+def test_the_convolution_waits_only_where_nobody_would_notice(monkeypatch):
+    monkeypatch.setattr(layers_primary, "can_project", lambda *_: True)
+    primary, features = PrimaryCaps(5, 3, 4), torch.randn(2, 5, 4, 4)
+
+    def waits(primary):
+        return primary(features, finish=False).projection is not None
+
+    assert not waits(primary)  # there may be gradients
+    with torch.no_grad():
+        assert waits(primary)
+        got = primary(features, finish=False).finished()
+        torch.testing.assert_close(got, primary(features))
+        assert not waits(PrimaryCaps(5, 3, 4, bias=True))
+        assert not waits(PrimaryCaps(5, 3, 4, kernel_size=3))
+        assert not waits(PrimaryCaps(5, 3, 4, stride=2))
+        primary.conv.register_forward_hook(lambda *_: None)  # wants to see what it puts out
+        assert not waits(primary)
 
 
 @pytest.mark.parametrize("impl", ["auto", "triton"])
@@ -107,6 +142,53 @@ def test_the_kernels_compile(capability, dtype, d, rows):
     assert names == ["norm_kernel", "norm_gradient_kernel", "add_kernel"]
     for _, _, made in compiled:
         assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("capsules", "d", "rows"), [(32, 16, 4), (32, 4, 2), (8, 32, 1)])
+def test_the_projection_compiles(capability, dtype, capsules, d, rows):
+    pytest.importorskip("triton")
+    import triton_compiler
+
+    from capsroute.ops.inverted.triton.projection import project_by_rows
+
+    features = torch.empty(128, 16, 16, 128, dtype=dtype)
+    projection, weight = torch.empty(capsules, d, 128, dtype=dtype), torch.empty(d)
+    with triton_compiler.compiling(capability) as compiled:
+        project_by_rows._init_fn(features, projection, weight, weight, 1e-5, rows)
+    [(_, _, made)] = compiled
+    assert triton_compiler.resources(made)[1] == 0  # nothing is spilled
+    assert made.metadata.shared <= 99 * 1024  # consumer cards
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*norm_checks.PROJECTED, *norm_checks.LARGE_PROJECTED])
+def test_the_projection_on_a_card(name, dtype):
+    sizes = (norm_checks.PROJECTED | norm_checks.LARGE_PROJECTED)[name]
+    for seed in range(5):
+        norm_checks.check_projected(*sizes, dtype, seed, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_without_gradients_takes_the_projection():
+    from unittest import mock
+
+    from capsroute.ops.inverted.triton import projection
+
+    torch.manual_seed(0)
+    model = create_model("inverted_resnet_cifar10", iterations=2).cuda().eval()
+    images = torch.rand(8, 3, 32, 32, device="cuda")
+    own = projection.project_by_rows
+    with torch.autocast("cuda", torch.bfloat16):
+        want = model(images).detach()
+        with mock.patch.object(projection, "project_by_rows", wraps=own) as taken, torch.no_grad():
+            got = model(images)
+    assert taken.call_count == 1
+    torch.testing.assert_close(got, want, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.gpu

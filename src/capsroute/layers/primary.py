@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from capsroute.layers.checks import check_choice, check_counts, check_features
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
+from capsroute.ops.inverted.triton import can_project
+from capsroute.ops.precision import autocast_dtype
+from capsroute.ops.tracing import is_exporting
 
 
 class PoseNorm(nn.LayerNorm):
@@ -60,11 +63,32 @@ class PrimaryCaps(nn.Module):
     def forward(self, features: Tensor, *, finish: Literal[False]) -> Tensor | Unfinished: ...
 
     def forward(self, features: Tensor, *, finish: bool = True) -> Tensor | Unfinished:
-        """With `finish=False`, LayerNorm may be left to the first iteration of a `CapsuleStack`."""
+        """With `finish=False`, LayerNorm may be left to the first iteration of a `CapsuleStack`.
+
+        So may the convolution, where nobody wants gradients and a kernel can do both.
+        """
+        if not finish and (waiting := self._waiting(features)) is not None:
+            return waiting
         poses = self._poses(features)
         if self.normalization == "squash":
             return squash(poses)
         return self.norm(poses) if finish else Unfinished(poses, self.norm.learned())
+
+    def _waiting(self, features: Tensor) -> Unfinished | None:
+        """Capsules that lack even their convolution, if that may be."""
+        conv = self.conv
+        plain = type(conv) is nn.Conv2d and not (conv._forward_hooks or conv._forward_pre_hooks)
+        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
+        if torch.is_grad_enabled() or is_exporting() or not (plain and pointwise):
+            return None
+        check_features(features)
+        projection = conv.weight.view(self.capsules, self.pose_dim, -1)
+        features = features.permute(0, 2, 3, 1)
+        if self.normalization != "layer" or not can_project(
+            features, projection, autocast_dtype(features) or features.dtype
+        ):
+            return None
+        return Unfinished(features, self.norm.learned(), projection)
 
     def _poses(self, features: Tensor) -> Tensor:
         check_features(features)

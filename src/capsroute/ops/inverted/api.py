@@ -115,12 +115,12 @@ def first_step(
     """`routing_step` without parents, of children that have yet to be normalised.
 
     But for rounding the same as finishing them before. A first iteration has to move its children
-    anyway, so on CUDA one kernel does both.
+    anyway, so on CUDA one kernel does both, and without gradients the convolution before, too.
     """
     linear = weight.ndim == 4
-    shape = children.poses.shape
-    _check_dtypes(children=children.poses, weight=weight)
-    _check_devices(children.poses, weight=weight)
+    shape = children.shape
+    _check_dtypes(children=children.source, weight=weight)
+    _check_devices(children.source, weight=weight)
     check_shapes(
         (shape[0], shape[1:4].numel(), shape[4]) if linear else shape, weight.shape, None, stride
     )
@@ -129,18 +129,17 @@ def first_step(
             f"`children` must have a norm over poses of {shape[-1]} elements, "
             f"got one over {children.norm.weight.numel()}"
         )
-    if (dtype := autocast_dtype(children.poses)) is not None:
+    if (dtype := autocast_dtype(children.source)) is not None:
         children, weight = children.to(dtype), weight.to(dtype)
-    _check_same_dtype(children.poses, weight)
-    with own_precision(children.poses):
+    _check_same_dtype(children.source, weight)
+    with own_precision(children.source):
         if not _finishes(impl, children, weight):
             poses = children.finished()
             poses = poses.flatten(1, -2) if linear else poses
             return routing_step(poses, weight, stride=stride, impl=impl)
-        from capsroute.ops.inverted import tiled
-        from capsroute.ops.inverted.triton.norm import norm_by_rows
+        from capsroute.ops.inverted import tiled, triton
 
-        x = norm_by_rows(children.poses, *children.norm, shape[-1] // weight.shape[-2])
+        x = triton.finished_by_rows(children, shape[-1] // weight.shape[-2])
         if not linear:
             return tiled.uniform_step(x, weight, stride)
         x = x.flatten(2, 4)[:, :, None, None]  # a linear layer sees the image as one position
@@ -148,13 +147,13 @@ def first_step(
 
 
 def _finishes(impl: str, children: Unfinished, weight: Tensor) -> bool:
-    """Whether a kernel normalises the children of a first iteration."""
+    """Whether a kernel does what the children of a first iteration lack."""
     from capsroute.ops.inverted import triton
 
     if impl == "triton":
-        _check_kernels(children.poses, weight)
+        _check_kernels(children, weight)
         return True
-    on_card = impl == "auto" and children.poses.is_cuda
+    on_card = impl == "auto" and children.device.type == "cuda"
     return on_card and not is_exporting() and triton.can_finish(children)
 
 
@@ -212,7 +211,7 @@ def _say_once(impl: str, reason: str) -> str:
     return impl
 
 
-def _check_kernels(children: Tensor, weight: Tensor) -> None:
+def _check_kernels(children: Tensor | Unfinished, weight: Tensor) -> None:
     from capsroute.ops.inverted import triton
 
     reason = triton.supported(children, weight)

@@ -24,16 +24,40 @@ def normalized(poses: Tensor, norm: Norm) -> Tensor:
 
 
 class Unfinished(NamedTuple):
-    """Capsules that lack their LayerNorm.
+    """Capsules that lack their LayerNorm, and perhaps the 1×1 convolution that makes them.
 
-    `first_step` takes it along, where a kernel can; `finished` does it now.
+    `first_step` does what is missing on the way, where a kernel can; `finished` does it now.
     """
 
-    poses: Tensor  # (B, H, W, capsules, d)
+    source: Tensor  # poses (B, H, W, capsules, d), or features (B, H, W, C) with a projection
     norm: Norm
+    projection: Tensor | None = None  # (capsules, d, C)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H, W, capsules, d), of what `finished` returns."""
+        if self.projection is None:
+            return self.source.shape
+        return self.source.shape[:-1] + self.projection.shape[:2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
 
     def finished(self) -> Tensor:
-        return normalized(self.poses, self.norm)
+        return normalized(self.poses(), self.norm)
+
+    def poses(self) -> Tensor:
+        """Before LayerNorm."""
+        if self.projection is None:
+            return self.source
+        channels = F.linear(self.source, self.projection.flatten(0, 1))
+        return channels.unflatten(-1, self.projection.shape[:2])
 
     def to(self, dtype: torch.dtype) -> "Unfinished":
-        return self._replace(poses=self.poses.to(dtype))
+        projection = None if self.projection is None else self.projection.to(dtype)
+        return Unfinished(self.source.to(dtype), self.norm, projection)

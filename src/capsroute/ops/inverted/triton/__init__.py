@@ -24,7 +24,7 @@ LARGEST_INDEX = 2**31
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def supported(children: Tensor, weight: Tensor) -> str | None:
+def supported(children: Tensor | Unfinished, weight: Tensor) -> str | None:
     """Why the kernels cannot take these tensors; `None` when they can."""
     if children.dtype not in DTYPES:
         return f"the kernels take float32, float16 or bfloat16, not {children.dtype}"
@@ -33,14 +33,14 @@ def supported(children: Tensor, weight: Tensor) -> str | None:
         return f"a transform of {a}×{b} is larger than {LARGEST_SIDE}×{LARGEST_SIDE}"
     if n_out > MOST_PARENTS:
         return f"{n_out} parents are more than {MOST_PARENTS}"
-    if min(children.numel(), weight.numel()) == 0:
+    if min(children.shape.numel(), weight.numel()) == 0:
         return "a tensor is empty"
     rows, window = children.shape[-1] // a, weight.shape[:-3].numel()
     columns = padded_columns(n_out, b)
     # at most: the convolution may have a stride. q and g by columns, or r and slopes
     parents = max(columns * power_of_two(rows), 2 * columns // power_of_two(b))
     parents *= children.shape[:-2].numel()
-    if max(children.numel(), weight.numel(), parents) >= LARGEST_INDEX:
+    if max(children.shape.numel(), weight.numel(), parents) >= LARGEST_INDEX:
         return "a tensor has 2³¹ elements or more"
     if window > MOST_CHILDREN and not fits_accumulator(rows, a, b, n_out):
         return f"{window} children of a parent with large poses are more than {MOST_CHILDREN}"
@@ -56,9 +56,29 @@ def avoided(children: Tensor, weight: Tensor) -> str | None:
 
 def can_finish(children: Unfinished) -> bool:
     """Whether a kernel can normalise these capsules on their way into a first iteration."""
-    poses = children.poses
-    fits = poses.dtype in DTYPES and 0 < poses.numel() < LARGEST_INDEX
-    return fits and _missing(poses.device.type, poses.device.index) is None
+    largest = max(children.shape.numel(), children.source.numel())
+    fits = children.dtype in DTYPES and 0 < largest < LARGEST_INDEX
+    return fits and _missing(children.device.type, children.device.index) is None
+
+
+def can_project(features: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel can make capsules of such features, (B, H, W, C), in a `dtype`."""
+    if not features.is_cuda or _missing("cuda", features.device.index) is not None:
+        return False
+    from capsroute.ops.inverted.triton.projection import fits
+
+    return fits(features, projection, dtype)
+
+
+def finished_by_rows(children: Unfinished, rows: int) -> Tensor:
+    """(B, rows, H, W, in, d / rows), normalised."""
+    from capsroute.ops.inverted.triton.norm import norm_by_rows
+    from capsroute.ops.inverted.triton.projection import fits, project_by_rows
+
+    source, norm, projection = children
+    if projection is None or not fits(source, projection, source.dtype):
+        return norm_by_rows(children.poses(), *norm, rows)
+    return project_by_rows(source, projection, *norm, rows)
 
 
 @constant_while_tracing
