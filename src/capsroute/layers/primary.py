@@ -9,7 +9,6 @@ from capsroute.layers.checks import check_choice, check_counts, check_features
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 from capsroute.ops.inverted.triton import can_project
-from capsroute.ops.precision import autocast_dtype
 from capsroute.ops.tracing import is_exporting
 
 
@@ -76,17 +75,12 @@ class PrimaryCaps(nn.Module):
 
     def _waiting(self, features: Tensor) -> Unfinished | None:
         """Capsules that lack even their convolution, if that may be."""
-        conv = self.conv
-        plain = type(conv) is nn.Conv2d and not (conv._forward_hooks or conv._forward_pre_hooks)
-        pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.bias is None
-        if torch.is_grad_enabled() or is_exporting() or not (plain and pointwise):
+        if torch.is_grad_enabled() or is_exporting() or not _is_matrix(self.conv):
             return None
         check_features(features)
-        projection = conv.weight.view(self.capsules, self.pose_dim, -1)
+        projection = self.conv.weight.view(self.capsules, self.pose_dim, -1)
         features = features.permute(0, 2, 3, 1)
-        if self.normalization != "layer" or not can_project(
-            features, projection, autocast_dtype(features) or features.dtype
-        ):
+        if self.normalization != "layer" or not can_project(features, projection):
             return None
         return Unfinished(features, self.norm.learned(), projection)
 
@@ -96,3 +90,10 @@ class PrimaryCaps(nn.Module):
         features = features.contiguous(memory_format=torch.channels_last)
         channels = self.conv(features).permute(0, 2, 3, 1)
         return channels.unflatten(-1, (self.capsules, self.pose_dim))
+
+
+def _is_matrix(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is no more than a product at each position, and nobody looks at it."""
+    pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
+    watched = conv._forward_hooks or conv._forward_pre_hooks
+    return type(conv) is nn.Conv2d and pointwise and conv.bias is None and not watched

@@ -15,6 +15,7 @@ from capsroute.ops.inverted.triton.geometry import (
     padded_columns,
     power_of_two,
 )
+from capsroute.ops.precision import autocast_dtype
 from capsroute.ops.tracing import constant_while_tracing
 
 LARGEST_SIDE = 128  # of a transform: one is a tile in shared memory
@@ -61,13 +62,16 @@ def can_finish(children: Unfinished) -> bool:
     return fits and _missing(children.device.type, children.device.index) is None
 
 
-def can_project(features: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel can make capsules of such features, (B, H, W, C), in a `dtype`."""
+def can_project(features: Tensor, projection: Tensor) -> bool:
+    """Whether a kernel can make capsules (in, d, C) of such features, (B, H, W, C)."""
     if not features.is_cuda or _missing("cuda", features.device.index) is not None:
         return False
     from capsroute.ops.inverted.triton.projection import fits
 
-    return fits(features, projection, dtype)
+    dtype = autocast_dtype(features)
+    if dtype is None and features.dtype != projection.dtype:
+        return False  # an error, of which PyTorch's convolution tells
+    return fits(features, projection, dtype or features.dtype)
 
 
 def finished_by_rows(children: Unfinished, rows: int) -> Tensor:
