@@ -4,8 +4,7 @@ A first iteration is a convolution with the rows of a pose in the batch. LayerNo
 every pose anyway, so here it also moves them: (B, H, W, in, d) -> (B, rows, H, W, in, d / rows).
 Backward, statistics are taken again from the poses, in one pass for all gradients.
 
-A tile holds S elements of every pose, whole rows; a pose is a tuple of D / S such slices. Programs
-start with the last images: those were written last, and the L2 cache may still hold them.
+A tile holds S elements of every pose, whole rows; a pose is a tuple of D / S such slices.
 """
 
 # Kernel arguments have no Python types, constants are in capitals. Tuples grow slice by slice.
@@ -114,7 +113,7 @@ def norm_kernel(
     """LayerNorm of `run` capsules, BLOCK_M at a time."""
     d = tl.arange(0, BLOCK_S)
     w, b = load_vector(weight, d, D, S), load_vector(bias, d, D, S)
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    program = tl.program_id(0)
     first = program * run
     last = tl.minimum(first + run, capsules)
     for start in range(first, last, BLOCK_M):
@@ -149,7 +148,7 @@ def norm_gradient_kernel(
     w = load_vector(weight, d, D, S)
     grad_weight = (tl.zeros((BLOCK_M, BLOCK_S), tl.float32),) * (D // S)
     grad_bias = grad_weight
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    program = tl.program_id(0)
     first = program * run
     last = tl.minimum(first + run, capsules)
     for start in range(first, last, BLOCK_M):
