@@ -41,6 +41,7 @@ def test_each_comparison_is_planned_once_and_before_what_it_is_for():
         ("inverted_resnet_cifar1", "`models` must .* did you mean 'inverted_resnet_cifar10'"),
         ("nope:2", "`models` must name registered models, got 'nope'; choose from .* and"),
         ("inverted_resnet_cifar10:0", "NAME:1,2,4"),
+        ("inverted_resnet_cifar10:", "NAME:1,2,4"),
         ("cnn_cifar10:2", "has none"),
     ],
 )
@@ -213,3 +214,26 @@ def test_an_unknown_model_is_one_line_and_nothing_else(capsys):
     assert stop.value.code == 2
     told = "error: `NAME` must name registered models, got 'inverted_resnet_cifar1'; "
     assert capsys.readouterr() == ("", f"{told}did you mean 'inverted_resnet_cifar10'?\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--modes"], "`--modes` must name train, infer or both, got nothing"),
+        (["--bn-group", "0"], "`--bn-group` must be at least 1, got 0"),
+        (["--image-size", "5"], "is `--image-size` too small?"),
+        (["--out", "binary.csv"], "`--out` must be a CSV file that can be written, got binary.csv"),
+        (["--out", "."], "`--out` must be a CSV file that can be written, got ."),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_is_measured(
+    options, said, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "inverted_resnet_cifar10", "--device", "cpu", *options])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and printed.out == ""
+    assert printed.err.startswith("error: ") and said in printed.err
+    assert (tmp_path / "binary.csv").read_bytes() == b"\xff\xfe\x00"

@@ -91,7 +91,8 @@ def projected(image, capsules, d, channels, dtype, seed=0):
     features = torch.randn(*image, channels, generator=generator)
     projection = torch.randn(capsules, d, channels, generator=generator) / channels**0.5
     weight, bias = (torch.randn(d, generator=generator) for _ in range(2))
-    return Unfinished(features.to(dtype), Norm(weight, bias, 1e-5), projection.to(dtype))
+    eps = 0.1  # so large that it shows
+    return Unfinished(features.to(dtype), Norm(weight, bias, eps), projection.to(dtype))
 
 
 def check_projected(image, capsules, d, channels, rows, dtype, seed=0, device="cpu"):
@@ -132,12 +133,46 @@ def check_operators():
 
 def check_strides():
     """Poses and what the norm has learned may lie anywhere, as columns of a matrix do."""
+    from capsroute.ops.inverted.triton.projection import project_by_rows
+
     poses, norm, rows, cotangent = tensors(*TINY["3×3"], torch.float32, 0, "cpu")
     apart = Norm(*(torch.stack([x, x + 1], 1)[:, 0] for x in (norm.weight, norm.bias)), norm.eps)
     strided = torch.stack([poses, poses + 1], -1)[..., 0]
     got = run(by_kernel, strided, apart, rows, cotangent)
     for one, other in zip(got, run(by_kernel, poses, norm, rows, cotangent), strict=True):
         assert torch.equal(one, other)
+    children = projected((2, 3, 3), 8, 16, 16, torch.float16)
+    source, (weight, bias, eps), projection = children
+    apart = [torch.stack([x, x + 1], -1)[..., 0] for x in (source, projection, weight, bias)]
+    want = project_by_rows(source, projection, weight, bias, eps, 4)
+    assert torch.equal(project_by_rows(*apart, eps, 4), want)
+
+
+def check_transforms():
+    """Kernels know nothing of tangents: a step is refused, a first one goes without them."""
+    generator = torch.Generator().manual_seed(0)
+    weight, parents = (torch.randn(s, generator=generator) for s in ((12, 3, 2, 2), (2, 3, 4)))
+    children = unfinished((2, 2, 2, 3, 4), torch.float32)
+    poses = children.finished().flatten(1, -2)
+
+    def step(poses):
+        return routing_step(poses, weight, parents, impl="triton")
+
+    def begin(source, impl):
+        return first_step(children._replace(source=source), weight, impl=impl)
+
+    tangent = torch.randn(children.shape, generator=generator)
+    results = [
+        torch.func.jvp(lambda x, impl=impl: begin(x, impl), (children.source,), (tangent,))[1]
+        for impl in ("triton", "reference")
+    ]
+    torch.testing.assert_close(*results)
+    try:
+        torch.func.jvp(step, (poses,), (tangent.flatten(1, -2),))
+    except ValueError as error:
+        assert "`impl` must be 'reference' inside torch.func" in str(error), error
+    else:
+        raise AssertionError("a tangent was lost")
 
 
 def check_first_step():
@@ -180,6 +215,7 @@ def check_first_step_of_features():
             mock.patch.object(norm, "norm_by_rows", wraps=by_two) as two,
         ):
             got = first_step(children, weight, impl="triton")
+            assert got.requires_grad == torch.is_grad_enabled()
         want = routing_step(children.finished(), weight)
         torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)
         return one.call_count, two.call_count
@@ -192,8 +228,11 @@ def check_first_step_of_features():
         (8, torch.float32, (0, 1)),
     ):
         children = projected((2, 4, 5), capsules, 16, 32, dtype)
+        children.norm.weight.requires_grad_()
         weight = torch.randn(3, 3, capsules, 5, 4, 4, generator=generator).to(dtype)
-        assert calls(children, weight) == expected, (capsules, dtype)
+        with torch.no_grad():
+            assert calls(children, weight) == expected, (capsules, dtype)
+        assert calls(children, weight) == (0, 1)  # there may be gradients
         assert not triton.can_project(*children[::2])  # the interpreter is for tests
 
 
@@ -201,6 +240,7 @@ if __name__ == "__main__":
     check_operators()
     check_first_step_of_features()
     check_strides()
+    check_transforms()
     check_first_step()
     poison_allocations()
     geometry.multiprocessors = lambda device: 1  # so that programs get several tiles

@@ -1,5 +1,7 @@
 """`first_step`: a first iteration that finishes its children on the way."""
 
+from unittest import mock
+
 import norm_checks
 import pytest
 import torch
@@ -52,8 +54,50 @@ def test_the_convolution_waits_only_where_nobody_would_notice(monkeypatch):
         assert not waits(PrimaryCaps(5, 3, 4, bias=True))
         assert not waits(PrimaryCaps(5, 3, 4, kernel_size=3))
         assert not waits(PrimaryCaps(5, 3, 4, stride=2))
-        primary.conv.register_forward_hook(lambda *_: None)  # wants to see what it puts out
-        assert not waits(primary)
+        for asked in ("is_exporting", "is_transformed"):
+            with mock.patch.object(layers_primary, asked, lambda: True):
+                assert not waits(primary)
+        assert isinstance(
+            PrimaryCaps(5, 3, 4, normalization="squash")(features, finish=False), torch.Tensor
+        )
+
+
+def own_convolution(primary):
+    class Louder(torch.nn.Conv2d):
+        pass
+
+    primary.conv.__class__ = Louder
+
+
+def own_forward(primary):  # as accelerate does
+    primary.conv.forward = primary.conv.forward
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda primary: primary.conv.register_forward_hook(lambda *_: None),
+        lambda primary: primary.conv.register_forward_pre_hook(lambda *_: None),
+        lambda primary: setattr(primary.conv, "padding", (1, 1)),
+        own_convolution,
+        own_forward,
+    ],
+)
+@torch.no_grad()
+def test_the_convolution_does_not_wait_if_it_is_more_than_a_matrix(change, monkeypatch):
+    monkeypatch.setattr(layers_primary, "can_project", lambda *_: True)
+    primary, features = PrimaryCaps(5, 3, 4), torch.randn(2, 5, 4, 4)
+    assert primary(features, finish=False).projection is not None
+    change(primary)
+    assert primary(features, finish=False).projection is None
+
+
+@pytest.mark.parametrize(("iterations", "left"), [(2, True), (4, False)])
+def test_a_model_leaves_to_its_stack_only_what_it_can_finish(iterations, left):
+    model = create_model("inverted_resnet_cifar10", iterations=iterations)
+    with mock.patch.object(model.primary, "forward", wraps=model.primary.forward) as forward:
+        model(torch.rand(1, 3, 32, 32))
+    assert ("finish" in forward.call_args.kwargs) == left
 
 
 @pytest.mark.parametrize("impl", ["auto", "triton"])
@@ -175,8 +219,6 @@ def test_the_projection_on_a_card(name, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_model_without_gradients_takes_the_projection():
-    from unittest import mock
-
     from capsroute.ops.inverted.triton import projection
 
     torch.manual_seed(0)

@@ -97,14 +97,14 @@ def plan_cases(
 
 
 def _parse(text: str) -> tuple[str, list[int | None]]:
-    name, _, turns = text.partition(":")
+    name, colon, turns = text.partition(":")
     known = list_models()
     if name not in known:
         raise ValueError(
             f"`models` must name registered models, got {name!r}{nearest(name, known)}"
         )
     own = model_info(name).task.iterations
-    if not turns:
+    if not colon:
         return name, [own]
     if own is None:
         raise ValueError(f"`models` must name no iterations for {name}, which has none, got {text}")

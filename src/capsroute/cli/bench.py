@@ -1,5 +1,7 @@
 """`capsroute bench`"""
 
+import csv
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from capsroute.bench.cases import Case, Dtype, plan_cases
+from capsroute.bench.cases import Case, Dtype, build_model, plan_cases
 from capsroute.bench.check import agrees_with_reference
 from capsroute.bench.rows import Row, append_row, find_row, read_rows
 from capsroute.bench.timing import time_case
@@ -96,10 +98,10 @@ def _bench(options: Options) -> None:
     device = choose_device(options.device)
     conditions = _conditions(options, device)
     cases = _plan(options, conditions)
+    known = _known(options.out)
     if device.type == "cpu":
         print(f"this measures a CPU, which is slow: {conditions}", flush=True)
     where = {"device": device_name(device), **versions()}
-    known = read_rows(options.out) if options.out else []
     rows: dict[Case, Row] = {}
     failed: list[Case] = []
     for number, case in enumerate(cases, start=1):
@@ -132,6 +134,8 @@ def _bench(options: Options) -> None:
 def _conditions(options: Options, device: torch.device) -> Conditions:
     """What was given; the rest so that it ends within minutes where it runs."""
     usual = ON_CPU if device.type == "cpu" else ON_GPU
+    if not options.modes:
+        raise UsageError("`--modes` must name train, infer or both, got nothing")
     chosen = Conditions(
         batch=usual.batch if options.batch is None else options.batch,
         dtype=usual.dtype if options.dtype is None else options.dtype,
@@ -145,8 +149,23 @@ def _conditions(options: Options, device: torch.device) -> Conditions:
     return chosen
 
 
+def _known(out: Path | None) -> list[dict[str, str]]:
+    """Rows of --out; an error now, not after the first case, if none can be added to it."""
+    if out is None:
+        return []
+    try:
+        rows = read_rows(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        rows = None
+    if rows is None or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UsageError(f"`--out` must be a CSV file that can be written, got {out}")
+    return rows
+
+
 def _plan(options: Options, conditions: Conditions) -> list[Case]:
-    return plan_cases(
+    """All cases; an error now if their models cannot be built so."""
+    cases = plan_cases(
         options.models,
         options.modes,
         conditions.batch,
@@ -158,6 +177,10 @@ def _plan(options: Options, conditions: Conditions) -> list[Case]:
         backbone=options.backbone,
         image_size=options.image_size,
     )
+    for case in {(case.model, case.iterations): case for case in cases}.values():
+        if (case.bn_group, case.backbone, case.image_size) != (None, None, None):
+            build_model(case, torch.device("cpu"))
+    return cases
 
 
 def _measure(
@@ -178,7 +201,7 @@ def _summary(row: Row) -> str:
 
 def _print_table(rows: dict[Case, Row]) -> None:
     where = next(iter(rows.values())).where["device"]
-    table = Table(title=f"Medians of one run on {where}", title_justify="left")
+    table = Table(title=f"Medians on {where}", title_justify="left")
     table.add_column("model", overflow="fold")
     for heading in ("mode", "batch"):
         table.add_column(heading, no_wrap=True)

@@ -9,7 +9,7 @@ from capsroute.layers.checks import check_choice, check_counts, check_features
 from capsroute.ops.dynamic import squash
 from capsroute.ops.inverted.norm import Norm, Unfinished, normalized
 from capsroute.ops.inverted.triton import can_project
-from capsroute.ops.tracing import is_exporting
+from capsroute.ops.tracing import is_exporting, is_transformed
 
 
 class PoseNorm(nn.LayerNorm):
@@ -75,7 +75,9 @@ class PrimaryCaps(nn.Module):
 
     def _waiting(self, features: Tensor) -> Unfinished | None:
         """Capsules that lack even their convolution, if that may be."""
-        if torch.is_grad_enabled() or is_exporting() or not _is_matrix(self.conv):
+        if torch.is_grad_enabled() or is_exporting() or is_transformed():
+            return None
+        if not _is_matrix(self.conv):
             return None
         check_features(features)
         projection = self.conv.weight.view(self.capsules, self.pose_dim, -1)
@@ -95,5 +97,5 @@ class PrimaryCaps(nn.Module):
 def _is_matrix(conv: nn.Conv2d) -> bool:
     """Whether a convolution is no more than a product at each position, and nobody looks at it."""
     pointwise = conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
-    watched = conv._forward_hooks or conv._forward_pre_hooks
+    watched = conv._forward_hooks or conv._forward_pre_hooks or "forward" in vars(conv)
     return type(conv) is nn.Conv2d and pointwise and conv.bias is None and not watched

@@ -56,13 +56,13 @@ class CapsuleStack(nn.Module):
 
     def forward(self, primary: Any) -> Any:
         """Primary capsules may be `Unfinished`: left to the first layer if it reads them once."""
-        if isinstance(primary, Unfinished) and not self._can_finish():
+        if isinstance(primary, Unfinished) and not self.can_finish():
             primary = primary.finished()
         run = schedules.SCHEDULES[self.schedule]
         return run(list(self.layers), primary, self.iterations)[-1]
 
-    def _can_finish(self) -> bool:
-        """Whether the first layer knows how, and reads its children once."""
+    def can_finish(self) -> bool:
+        """Whether the first layer knows how to finish capsules, and reads its children once."""
         return isinstance(self.layers[0], InvertedCaps) and self._needed()[0] == 1
 
     def _needed(self) -> list[int]:

@@ -121,7 +121,9 @@ class InvertedCapsNet(CapsuleClassifier):
 
     def compute_scores(self, images: Tensor) -> Tensor:
         # the layer above may take our norm along; primary capsules of a user's own do theirs
-        options: dict[str, Any] = {"finish": False} if type(self.primary) is PrimaryCaps else {}
+        stacked = isinstance(self.capsules, CapsuleStack) and self.capsules.can_finish()
+        leave = stacked and type(self.primary) is PrimaryCaps
+        options: dict[str, Any] = {"finish": False} if leave else {}
         primary = self.primary(self.backbone(images), **options)
         return self.classifier(poses_of(self.capsules(primary)))
 

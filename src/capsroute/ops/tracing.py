@@ -5,6 +5,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,8 +29,11 @@ def is_exporting() -> bool:
 
 @constant_while_tracing
 def is_transformed() -> bool:
-    """Whether `torch.func` (grad, jacrev, jvp, vmap) is at work: what `Function.apply` asks."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether `torch.func` (grad, jacrev, jvp, vmap) or forward-mode differentiation is at work.
+
+    `Function.apply` asks for the first; a custom operator asks for neither, and tangents are lost.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

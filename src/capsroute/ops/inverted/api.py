@@ -9,7 +9,7 @@ from torch import Tensor
 
 from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.precision import autocast_dtype, own_precision
-from capsroute.ops.tracing import constant_while_tracing, is_exporting
+from capsroute.ops.tracing import constant_while_tracing, is_exporting, is_transformed
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
 
@@ -150,6 +150,8 @@ def _finishes(impl: str, children: Unfinished, weight: Tensor) -> bool:
     """Whether a kernel does what the children of a first iteration lack."""
     from capsroute.ops.inverted import triton
 
+    if is_transformed():  # the operations of which a convolution follows those, a kernel does not
+        return False
     if impl == "triton":
         _check_kernels(children, weight)
         return True
@@ -172,6 +174,11 @@ def _dispatch(
         from capsroute.ops.inverted import reference
 
         return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
+    if parents is not None and is_transformed():
+        raise ValueError(
+            "`impl` must be 'reference' inside torch.func (grad, jacrev, jvp, vmap) and "
+            f"torch.autograd.forward_ad, got {impl!r}"
+        )
     if impl == "triton":
         _check_kernels(children, weight)
         if parents is not None:  # the first iteration is a convolution anyway

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsroute.ops.inverted.double_backward import refuse_double_backward
 from capsroute.ops.precision import own_precision
-from capsroute.ops.tracing import cast, is_transformed
+from capsroute.ops.tracing import cast
 
 # Votes of one tile. Small enough to stay near the caches of a CPU, large enough to fill a GPU.
 TILE_BYTES = {"cpu": 2 << 20}
@@ -33,11 +33,6 @@ def routing_step(
 ) -> tuple[Tensor, Tensor | None]:
     """Same contract as `reference.routing_step`; the coefficients carry no gradient here."""
     if parents is not None:
-        if is_transformed():
-            raise ValueError(
-                "`impl` must be 'reference' inside torch.func (grad, jacrev, jvp, vmap), "
-                "got 'tiled'"
-            )
         poses, coefficients = _TiledStep.apply(
             children, weight, parents, stride, scale, return_coefficients
         )

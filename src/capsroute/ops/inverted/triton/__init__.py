@@ -80,7 +80,8 @@ def finished_by_rows(children: Unfinished, rows: int) -> Tensor:
     from capsroute.ops.inverted.triton.projection import fits, project_by_rows
 
     source, norm, projection = children
-    if projection is None or not fits(source, projection, source.dtype):
+    wanted = torch.is_grad_enabled()  # as the convolution's kernel has no gradients
+    if projection is None or wanted or not fits(source, projection, source.dtype):
         return norm_by_rows(children.poses(), *norm, rows)
     return project_by_rows(source, projection, *norm, rows)
 
