@@ -16,3 +16,10 @@ LAYERS = {
     "vector conv": ((B, 8, 8, 16, 64), (3, 3, 16, 16, 64, 64), 1),
     "vector class": ((B, 1, 1, 576, 64), (1, 1, 576, 10, 64, 64), 1),
 }
+# whose parents compete by distance, EM routing's; those of classes have coordinates in their poses
+VOTES = {
+    "em conv1": ((B, 16, 16, 32, 16), (3, 3, 32, 32, 4, 4), 2),
+    "em conv2": ((B, 7, 7, 32, 16), (3, 3, 32, 32, 4, 4), 1),
+    "em 10 classes": ((B, 1, 1, 800, 20), (1, 1, 800, 10, 5, 4), 1),
+    "em 100 classes": ((B, 1, 1, 800, 20), (1, 1, 800, 100, 5, 4), 1),
+}

@@ -1,7 +1,8 @@
 """Check and time the Triton kernels on a card; lease.sh calls it for everything a lease is for.
 
     --check [N]    error against fp64 beside plain PyTorch's, odd shapes, three dtypes (case N only)
-    --layers NAME  time layers of the models, forward and backward and kernel by kernel
+    --layers NAME  time layers of the models, forward and backward and kernel by kernel (those of
+                   EM routing, "em …", a contest for the votes)
     --sweep NAME   time each kernel of a layer with other launch settings, and both passes with
                    other limits on the coefficients held
     --warm         compile what the others would run, and time nothing
@@ -29,10 +30,11 @@ SOURCE = OTHER or str(ROOT / "src")
 sys.path[:0] = [SOURCE, str(ROOT / "tests" / "ops"), str(Path(__file__).parent)]
 
 import triton_cases as cases  # noqa: E402
+import vote_checks as votes  # noqa: E402
 
 from capsroute.ops.inverted import triton as kernels  # noqa: E402
 from capsroute.ops.inverted.triton import geometry  # noqa: E402
-from layers import LAYERS  # noqa: E402
+from layers import LAYERS, VOTES  # noqa: E402
 
 ACCUMULATOR = [
     {"num_stages": 2},
@@ -164,8 +166,25 @@ class Layer:
         return recorded
 
 
+class Votes(Layer):
+    """One contest for the votes of a layer, as EM routing holds it."""
+
+    def __init__(self, name, dtype):
+        self.inputs, self.cotangents, self.stride = votes.layer(VOTES[name], dtype, 0, "cuda")
+
+    def forward(self):
+        with torch.no_grad():
+            return self.moments(self.inputs)
+
+    def both(self):
+        return votes.with_gradients(self.moments, self.inputs, self.cotangents)
+
+    def moments(self, inputs):
+        return votes.moments(inputs, self.stride, "by distance", "triton")
+
+
 def measure(name, dtype, emit, warm):
-    layer = Layer(name, dtype)
+    layer = (Votes if name in VOTES else Layer)(name, dtype)
     forward = layer.launches(layer.forward)
     launches = {"forward": forward, "both": layer.launches(layer.both)[len(forward) :]}
     if warm:
@@ -263,7 +282,7 @@ def main():
 
         if options.check is not None:
             check(options.check, emit)
-        for name in LAYERS if options.layers == ["all"] else options.layers:
+        for name in LAYERS | VOTES if options.layers == ["all"] else options.layers:
             measure(name, dtype, emit, options.warm)
         for name in options.sweep:
             sweep(name, dtype, emit, options.warm, *options.part)

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "ops"), str(Path(__file_
 
 import triton_compiler  # noqa: E402
 
-from layers import LAYERS  # noqa: E402
+from layers import LAYERS, VOTES  # noqa: E402
 
 CLASSES = {
     "FFMA": r"FFMA|FMUL|FADD",
@@ -56,13 +56,17 @@ def pairs_of_an_iteration(arguments):
 
 def count(name, dtype, capability):
     """A row for each kernel of a layer that goes through its pairs."""
-    children, weight, stride = LAYERS[name]
+    shapes = (LAYERS | VOTES)[name]
+    children, weight, stride = shapes
     k, _, n_in, n_out = weight[:4]
     positions = children[0] * ((children[1] - k) // stride + 1) * ((children[2] - k) // stride + 1)
-    compiled = triton_compiler.compile_step(LAYERS[name], dtype, capability)
+    if name in VOTES:
+        compiled = triton_compiler.compile_moments(shapes, dtype, capability, "by distance")
+    else:
+        compiled = triton_compiler.compile_step(shapes, dtype, capability)
     # backward may launch a kernel several times, for some of the children each
     once = {
-        (kernel, arguments.get("GIVEN"), arguments.get("PLANES")): (kernel, arguments, made)
+        (kernel, *map(arguments.get, ("GIVEN", "PLANES", "ACTIVE"))): (kernel, arguments, made)
         for kernel, arguments, made in compiled
     }
     for kernel, arguments, made in once.values():
@@ -77,7 +81,8 @@ def count(name, dtype, capability):
         total = a_pair * loop.total()
         microseconds = total * positions * k * k * n_in * n_out / (128 * 132 * 1.75e3)
         given = ", slopes given" if arguments.get("GIVEN") else ""
-        given += ", backward" if arguments.get("PLANES") == 2 else ""
+        backward = arguments.get("PLANES") == 2 or arguments.get("ACTIVE") is False
+        given += ", backward" if backward else ""
         yield {
             "layer": name,
             "kernel": kernel.__name__ + given,
@@ -99,7 +104,7 @@ def main():
     options = parser.parse_args()
     writer = csv.DictWriter(sys.stdout, COLUMNS, delimiter="\t")
     writer.writeheader()
-    for name in LAYERS if options.layers == ["all"] else options.layers:
+    for name in LAYERS | VOTES if options.layers == ["all"] else options.layers:
         writer.writerows(count(name, getattr(torch, options.dtype), options.capability))
         sys.stdout.flush()
 

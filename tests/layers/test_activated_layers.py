@@ -86,10 +86,27 @@ def test_the_scale_of_the_agreement_is_the_one_given():
     torch.testing.assert_close(coefficients, expected.coefficients)
 
 
-@pytest.mark.parametrize("options", [dict(initial_poses="random"), dict(impl="reference")])
-def test_options_without_meaning_here_are_refused(options):
-    with pytest.raises(ValueError, match="`initial_poses` and `impl` must be 'zeros' and 'auto'"):
-        ActivatedLinearCaps(4, 3, 4, **options)
+def test_options_without_meaning_here_are_refused():
+    with pytest.raises(ValueError, match=r"`initial_poses` must be 'zeros' .* got 'random'"):
+        ActivatedLinearCaps(4, 3, 4, initial_poses="random")
+
+
+def test_every_vote_held_or_a_tile_of_them_is_the_same():
+    layer, children = ActivatedLinearCaps(24, 3, 4), drawn_capsules(2, 24)
+    parents = layer(children)
+    layer.impl = "reference"
+    for some, same in zip(layer(children), parents, strict=True):
+        torch.testing.assert_close(some, same)
+
+
+def test_coefficients_are_kept_where_the_kernels_are_asked_for():
+    """They keep none, so the step that explains is made without them."""
+    layer, children = ActivatedLinearCaps(24, 3, 4), drawn_capsules(2, 24)
+    want = layer(children, return_coefficients=True)[1]
+    layer.impl = "triton"
+    torch.testing.assert_close(layer(children, return_coefficients=True)[1], want)
+    with pytest.raises(ValueError, match="`impl` must be able to run here, got 'triton'"):
+        layer(children)
 
 
 @pytest.mark.parametrize("iterations", [1, 3])

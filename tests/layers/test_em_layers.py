@@ -60,6 +60,25 @@ def test_route_ends_in_what_forward_returns():
         assert torch.equal(history[-1].log_activations, lower[1])
 
 
+def test_every_vote_held_or_a_tile_of_them_is_the_same():
+    model = Small()
+    lower = model.primary(torch.rand(2, 1, 7, 7))
+    for layer in (model.conv, model.classes):
+        want = layer(*lower)
+        layer.impl = "reference"
+        for some, same in zip(layer(*lower), want, strict=True):
+            torch.testing.assert_close(some, same)
+        lower = want
+
+
+def test_kernels_that_cannot_run_are_refused_but_routing_is_shown():
+    layer = EMConvCaps(3, 4, 4, impl="triton")
+    lower = Small().primary(torch.rand(2, 1, 7, 7))
+    with pytest.raises(ValueError, match="`impl` must be able to run here, got 'triton'"):
+        layer(*lower)
+    assert len(layer.route(*lower)) == layer.iterations
+
+
 def test_the_pose_is_a_row_major_matrix_with_weights_on_its_right():
     layer = EMConvCaps(1, 1, 4, kernel_size=1, iterations=1)
     pose = torch.arange(4.0)
@@ -119,6 +138,8 @@ def test_exports_with_any_batch_size():
         (lambda: EMConvCaps(1, 2, 4, iterations=0), "`iterations` must be .* at least 1, got 0"),
         (lambda: EMClassCaps(0, 2, 4), "`in_capsules` must be an integer of at least 1, got 0"),
         (lambda: EMClassCaps(1, 2, 1), "`pose_dim` must be at least 4 to hold coordinates, got 1"),
+        (lambda: EMClassCaps(1, 2, 4, impl="fast"), "`impl` must be one of .* got 'fast'"),
+        (lambda: EMConvCaps(1, 2, 4, impl="fast"), "`impl` must be one of .* got 'fast'"),
         (
             lambda: EMConvCaps(1, 2, 4)(torch.zeros(1, 2, 2, 1, 4), torch.zeros(1, 2, 2, 1)),
             "square kernel within the 2×2 input, got 3×3",

@@ -1,6 +1,6 @@
 """LayerNorm by rows against plain PyTorch, on a card or in the interpreter. Not a test module.
 
-Run by test_inverted_triton_interpreter.py in a process with TRITON_INTERPRET=1.
+Run by test_triton_interpreter.py in a process with TRITON_INTERPRET=1.
 """
 
 import torch

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capsroute.ops import vote_tiles
 from capsroute.ops.inverted.activations import activated_routing_step
+from capsroute.ops.votes import tiled
 
 NAMES = (
     "children",
@@ -174,9 +174,10 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
     scale=st.sampled_from([None, 1.0]),
     inverse_temperature=st.sampled_from([0.01, 1.0]),
     tile_bytes=st.sampled_from([1, 300, 1 << 20]),
+    least_positions=st.sampled_from([1, 64]),
 )
 def test_matches_the_loop_forward_and_backward(
-    shapes, stride, scale, inverse_temperature, tile_bytes
+    shapes, stride, scale, inverse_temperature, tile_bytes, least_positions
 ):
     stride = 1 if shapes["linear"] else stride
     inputs = make_inputs(**shapes, stride=stride)
@@ -187,7 +188,10 @@ def test_matches_the_loop_forward_and_backward(
         scale=scale or default_scale,
         inverse_temperature=inverse_temperature,
     )
-    with patch.dict(vote_tiles.TILE_BYTES, cpu=tile_bytes):
+    with (
+        patch.dict(tiled.TILE_BYTES, cpu=tile_bytes),
+        patch.object(tiled, "LEAST_POSITIONS", least_positions),
+    ):
         actual = activated_routing_step(
             *inputs,
             stride=stride,

@@ -1,6 +1,7 @@
 """EM routing against a loop over positions, children and parents, in float64."""
 
 import math
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from memory import LargestTensor
 from torch import Tensor
 
-from capsroute.ops import vote_tiles
 from capsroute.ops.em import em_routing, em_routing_history
+from capsroute.ops.votes import tiled
+from capsroute.ops.votes.moments import Parents
 
 
 def oracle(poses, log_activations, weight, beta_u, beta_a, *, iterations, stride=1):
@@ -43,7 +45,7 @@ def oracle(poses, log_activations, weight, beta_u, beta_a, *, iterations, stride
         window = () if is_class_layer else (k_y, k_x, n_in)
         r = r.unflatten(0, size)
         history.append(
-            vote_tiles.Parents(
+            Parents(
                 mean.unflatten(0, size),
                 log_a.unflatten(0, size),
                 r.unflatten(len(size), window) if window else r,
@@ -129,8 +131,13 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
     assert (actual - expected).abs().max() <= tolerance * (1 + expected.abs().max())
 
 
-def tiles_of(bytes_: int):
-    return patch.dict(vote_tiles.TILE_BYTES, cpu=bytes_)
+@contextmanager
+def tiles_of(bytes_: int, least_positions: int = tiled.LEAST_POSITIONS):
+    with (
+        patch.dict(tiled.TILE_BYTES, cpu=bytes_),
+        patch.object(tiled, "LEAST_POSITIONS", least_positions),
+    ):
+        yield
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -144,17 +151,18 @@ def tiles_of(bytes_: int):
     stride=st.integers(1, 2),
     iterations=st.integers(1, 3),
     tile_bytes=st.sampled_from([1, 300, 1 << 20]),
+    least_positions=st.sampled_from([1, 2, 64]),
     seed=st.integers(0, 1000),
 )
 def test_matches_the_loop_forward_and_backward(
-    batch, size, n_in, out, n, kernel, stride, iterations, tile_bytes, seed
+    batch, size, n_in, out, n, kernel, stride, iterations, tile_bytes, least_positions, seed
 ):
     if kernel is None:
         n, stride, size = 2, 1, (size[0] - 1, size[1] - 1)
     inputs = make_inputs(batch=batch, size=size, n_in=n_in, out=out, n=n, kernel=kernel, seed=seed)
     expected = oracle(*inputs, iterations=iterations, stride=stride)
     expected_grads = torch.autograd.grad(scalar(*expected[-1][:2]), inputs)
-    with tiles_of(tile_bytes):
+    with tiles_of(tile_bytes, least_positions):
         poses, log_activations = em_routing(*inputs, iterations=iterations, stride=stride)
         grads = torch.autograd.grad(scalar(poses, log_activations), inputs)
         history = em_routing_history(*inputs, iterations=iterations, stride=stride)
@@ -176,8 +184,8 @@ def test_gradcheck(kernel):
 def test_does_not_depend_on_the_tiles():
     inputs = make_inputs(size=(5, 5), n_in=3, out=4, kernel=3)
     results = []
-    for tile_bytes in (1, 1000, 1 << 30):
-        with tiles_of(tile_bytes):
+    for tiles in ((1, 64), (1, 1), (1000, 3), (1 << 30, 64)):
+        with tiles_of(*tiles):
             poses, log_activations = em_routing(*inputs, iterations=3, stride=2)
         grads = torch.autograd.grad(scalar(poses, log_activations), inputs)
         results.append((poses, log_activations, *grads))
@@ -200,6 +208,24 @@ def test_never_holds_all_votes():
     with tiles_of(all_votes * 8 // 6), LargestTensor() as seen:
         scalar(*em_routing(*inputs, iterations=2)).backward()
     assert all_votes // 8 <= seen.elements <= all_votes // 6
+
+
+@pytest.mark.parametrize("bytes_", [1, 3000, 20_000, 1 << 30])
+def test_tiles_fit_the_budget_in_positions_too(bytes_):
+    poses, log_activations, weight, *_ = make_inputs(
+        batch=3, size=(6, 6), n_in=4, out=8, kernel=3, dtype=torch.float32
+    )
+    children = tiled.gather_children(poses, log_activations, weight, 1)  # 36 of 48 positions
+    with tiles_of(bytes_, least_positions=5):
+        tiles = tiled.split_tiles(children)
+    for run in tiles:
+        for tile in run:
+            n, *_, positions = tile.poses.shape
+            votes = n * 8 * 4 * positions * 4
+            assert votes <= bytes_ or (n == 1 and positions <= 5)
+            assert tile.log_activations.shape == (n, 1, positions) and len(tile.transforms) == n
+    again = torch.cat([torch.cat([tile.poses for tile in run]) for run in tiles], dim=-1)
+    assert torch.equal(again, children.poses)
 
 
 def test_keeps_no_votes_for_backward():

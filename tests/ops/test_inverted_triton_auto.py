@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from capsroute.ops import choice
 from capsroute.ops.inverted import api, reference, routing_step
 from capsroute.ops.inverted import triton as kernels
 
@@ -18,7 +19,7 @@ def tensors():
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet(monkeypatch):
-    monkeypatch.setattr(api, "_said", set())
+    monkeypatch.setattr(choice, "_said", set())
 
 
 @pytest.fixture

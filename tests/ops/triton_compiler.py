@@ -7,6 +7,7 @@ import tempfile
 
 import torch
 import triton
+import vote_checks
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -15,6 +16,10 @@ from capsroute.ops.inverted.triton.backward import gradients
 from capsroute.ops.inverted.triton.forward import weighted_votes
 from capsroute.ops.inverted.triton.geometry import Geometry
 from capsroute.ops.inverted.triton.tile import Tile, is_small
+from capsroute.ops.votes.moments import Contest
+from capsroute.ops.votes.triton import backward as votes_backward
+from capsroute.ops.votes.triton import forward as votes_forward
+from capsroute.ops.votes.triton.launch import Operands
 
 TYPES = {
     torch.float32: "fp32",
@@ -83,6 +88,23 @@ def compile_step(shapes, dtype, capability):
     with compiling(capability) as compiled:
         weighted_votes(children, weight, parents, sizes, 0.25, keep=False)
         gradients(parents.clone(), children, weight, parents, sizes, 0.25)
+    return compiled
+
+
+def compile_moments(shapes, dtype, capability, competing):
+    """Every kernel of the moments of votes and their gradients, as `compiling` gives them."""
+    (children, log_activations, weight, centre, query, prior), _, stride = vote_checks.layer(
+        shapes, dtype, 0
+    )
+    sizes = Geometry.of(children, centre, weight.shape[0], weight.shape[4], stride)
+    packed = Tile.of(sizes).pack(weight)
+    given = Operands(sizes, children, log_activations.exp(), packed, centre)
+    contest = None
+    if competing != "not at all":
+        contest = Contest(query, prior, gaussian=competing == "by distance")
+    with compiling(capability) as compiled:
+        found = votes_forward.moments(given, contest)
+        votes_backward.gradients(given, contest, found[:2], found)
     return compiled
 
 

@@ -1,4 +1,4 @@
-"""Run by test_inverted_triton_interpreter.py in a process with TRITON_INTERPRET=1.
+"""Run by test_triton_interpreter.py in a process with TRITON_INTERPRET=1.
 
 Every tensor that the kernels allocate starts as NaN, so that an element nobody wrote shows.
 """

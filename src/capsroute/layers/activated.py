@@ -73,10 +73,9 @@ class _Activated(InvertedCaps):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if (self.initial_poses, self.impl) != ("zeros", "auto"):
+        if self.initial_poses != "zeros":
             raise ValueError(
-                "`initial_poses` and `impl` must be 'zeros' and 'auto' with `activations`, "
-                f"got {self.initial_poses!r} and {self.impl!r}"
+                f"`initial_poses` must be 'zeros' with `activations`, got {self.initial_poses!r}"
             )
         *window, n_in, n_out = self.weight.shape[:-2]
         fair_share = math.prod(window) * n_in / n_out
@@ -91,6 +90,7 @@ class _Activated(InvertedCaps):
         return_coefficients: bool = False,
     ) -> ActivatedCapsules | tuple[ActivatedCapsules, Tensor]:
         poses, _ = self.arrange(children.poses)
+        keeps = self.impl != "triton"  # which keeps no coefficients
         result = activated_routing_step(
             poses,
             children.log_activations.reshape(poses.shape[:-1]),
@@ -102,6 +102,7 @@ class _Activated(InvertedCaps):
             stride=self.stride,
             scale=self.scale,
             inverse_temperature=INVERSE_TEMPERATURE,
+            impl=self.impl if keeps or not return_coefficients else "auto",
             return_coefficients=return_coefficients,
         )
         capsules = ActivatedCapsules(self.norm(result.poses), result.log_activations)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_counts, check_features, matrix_side
+from capsroute.layers.checks import check_counts, check_features, check_impl, matrix_side
 from capsroute.ops.em import em_routing, em_routing_history
-from capsroute.ops.vote_tiles import Parents, at_least_float32
+from capsroute.ops.votes.moments import Parents, at_least_float32
 
 
 class EMPrimaryCaps(nn.Module):
@@ -47,12 +47,13 @@ class _EMRouting(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], pose_dim: int, iterations: int, stride: int = 1
+        self, shape: tuple[int, ...], pose_dim: int, iterations: int, impl: str, stride: int = 1
     ) -> None:
         super().__init__()
         n = matrix_side(pose_dim)
         check_counts(iterations=iterations, stride=stride)
-        self.iterations, self.stride = iterations, stride
+        check_impl(impl)
+        self.iterations, self.impl, self.stride = iterations, impl, stride
         self.weight = nn.Parameter(torch.empty(*shape, n, n))
         self.beta_u = nn.Parameter(torch.empty(shape[-1]))
         self.beta_a = nn.Parameter(torch.empty(shape[-1]))
@@ -68,10 +69,13 @@ class _EMRouting(nn.Module):
 
     def forward(self, poses: Tensor, log_activations: Tensor) -> tuple[Tensor, Tensor]:
         operands = poses, log_activations, self.weight, self.beta_u, self.beta_a
-        return em_routing(*operands, iterations=self.iterations, stride=self.stride)
+        return em_routing(*operands, iterations=self.iterations, stride=self.stride, impl=self.impl)
 
     def route(self, poses: Tensor, log_activations: Tensor) -> list[Parents]:
-        """Every iteration's poses, log-activations and coefficients; the last is the result."""
+        """Every iteration's poses, log-activations and coefficients; the last is the result.
+
+        The kernels keep no coefficients, so the votes are taken tile by tile, whatever `impl` is.
+        """
         operands = poses, log_activations, self.weight, self.beta_u, self.beta_a
         return em_routing_history(*operands, iterations=self.iterations, stride=self.stride)
 
@@ -98,10 +102,11 @@ class EMConvCaps(_EMRouting):
         kernel_size: int = 3,
         stride: int = 1,
         iterations: int = 2,
+        impl: str = "auto",
     ) -> None:
         check_counts(in_capsules=in_capsules, out_capsules=out_capsules, kernel_size=kernel_size)
         shape = (kernel_size, kernel_size, in_capsules, out_capsules)
-        super().__init__(shape, pose_dim, iterations, stride)
+        super().__init__(shape, pose_dim, iterations, impl, stride)
 
 
 class EMClassCaps(_EMRouting):
@@ -113,9 +118,15 @@ class EMClassCaps(_EMRouting):
     """
 
     def __init__(
-        self, in_capsules: int, num_classes: int, pose_dim: int, *, iterations: int = 2
+        self,
+        in_capsules: int,
+        num_classes: int,
+        pose_dim: int,
+        *,
+        iterations: int = 2,
+        impl: str = "auto",
     ) -> None:
         check_counts(in_capsules=in_capsules, num_classes=num_classes, pose_dim=pose_dim)
         if pose_dim < 4:
             raise ValueError(f"`pose_dim` must be at least 4 to hold coordinates, got {pose_dim}")
-        super().__init__((in_capsules, num_classes), pose_dim, iterations)
+        super().__init__((in_capsules, num_classes), pose_dim, iterations, impl)

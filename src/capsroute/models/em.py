@@ -1,5 +1,7 @@
 """EM routing (Hinton et al., 2018) in the shapes of the paper's tables."""
 
+from typing import Any, ClassVar
+
 from torch import Tensor, nn
 
 from capsroute.layers.em import EMClassCaps, EMConvCaps, EMPrimaryCaps
@@ -14,12 +16,13 @@ class EMCapsNet(CapsuleClassifier):
     A class's score is its capsule's activation. Every layer has 32 capsules of 4×4 poses.
     """
 
+    OPTIONS: ClassVar[tuple[str, ...]] = ("impl",)
     scores_are_probabilities = True
     loss = "spread"
 
-    def __init__(self, task: Task, backbone: nn.Module) -> None:
+    def __init__(self, task: Task, backbone: nn.Module, *, impl: str = "auto") -> None:
         super().__init__(task)
-        rounds = task.iterations or 1
+        options: dict[str, Any] = {"iterations": task.iterations or 1, "impl": impl}
         channels, *image = probe(backbone, task)
         self.backbone = backbone
         self.primary = EMPrimaryCaps(channels, 32, 16)
@@ -27,9 +30,9 @@ class EMCapsNet(CapsuleClassifier):
         convolved(size, 3, 1, "capsule layer 2")
         self.capsules = nn.ModuleList(
             [
-                EMConvCaps(32, 32, 16, kernel_size=3, stride=2, iterations=rounds),
-                EMConvCaps(32, 32, 16, kernel_size=3, stride=1, iterations=rounds),
-                EMClassCaps(32, task.num_classes, 16, iterations=rounds),
+                EMConvCaps(32, 32, 16, kernel_size=3, stride=2, **options),
+                EMConvCaps(32, 32, 16, kernel_size=3, stride=1, **options),
+                EMClassCaps(32, task.num_classes, 16, **options),
             ]
         )
 
@@ -54,30 +57,31 @@ class EMCapsNet(CapsuleClassifier):
         )
 
 
-def _simple(task: Task, bn_group: int | None) -> EMCapsNet:
+def _simple(task: Task, bn_group: int | None, **options: Any) -> EMCapsNet:
     conv = nn.Conv2d(task.in_channels, 256, 4, 2, 1)
-    return EMCapsNet(task, nn.Sequential(conv, batch_norm(256, bn_group), nn.ReLU()))
+    backbone = nn.Sequential(conv, batch_norm(256, bn_group), nn.ReLU())
+    return EMCapsNet(task, backbone, **options)
 
 
 @register(EMCapsNet, "cifar10", iterations=2, parameters=453_044, paper_accuracy=82.19)
-def em_simple_cifar10(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
+def em_simple_cifar10(task: Task, *, bn_group: int | None = None, **options: Any) -> EMCapsNet:
     """EM routing on one convolution (Table em_cifar10)."""
-    return _simple(task, bn_group)
+    return _simple(task, bn_group, **options)
 
 
 @register(EMCapsNet, "cifar100", iterations=2, parameters=499_304, paper_accuracy=37.73)
-def em_simple_cifar100(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
+def em_simple_cifar100(task: Task, *, bn_group: int | None = None, **options: Any) -> EMCapsNet:
     """EM routing on one convolution (Table em_cifar100)."""
-    return _simple(task, bn_group)
+    return _simple(task, bn_group, **options)
 
 
 @register(EMCapsNet, "cifar10", iterations=2, parameters=1_710_580, paper_accuracy=92.15)
-def em_resnet_cifar10(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
+def em_resnet_cifar10(task: Task, *, bn_group: int | None = None, **options: Any) -> EMCapsNet:
     """EM routing on the ResNet backbone, CIFAR-10."""
-    return EMCapsNet(task, resnet_backbone(task.in_channels, 128, bn_group=bn_group))
+    return EMCapsNet(task, resnet_backbone(task.in_channels, 128, bn_group=bn_group), **options)
 
 
 @register(EMCapsNet, "cifar100", iterations=2, parameters=1_756_840, paper_accuracy=58.08)
-def em_resnet_cifar100(task: Task, *, bn_group: int | None = None) -> EMCapsNet:
+def em_resnet_cifar100(task: Task, *, bn_group: int | None = None, **options: Any) -> EMCapsNet:
     """EM routing on the ResNet backbone, CIFAR-100."""
-    return EMCapsNet(task, resnet_backbone(task.in_channels, 128, bn_group=bn_group))
+    return EMCapsNet(task, resnet_backbone(task.in_channels, 128, bn_group=bn_group), **options)

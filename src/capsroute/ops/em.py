@@ -25,21 +25,29 @@ factor of 100. Here the factor multiplies β_a too, which is a change of units o
 be clearly less than half active.
 
 *Memory.* Votes are M times as large as the unfolded poses and are never all held at once. An
-iteration is one pass over tiles of children; each tile forms its votes, does the E-step and adds to
-the moments Σ R, Σ R (v − c) and Σ R (v − c)², taken about c lest the variance cancel: the mean of
-the iteration before, or of evenly shared votes in the first. Backward recomputes each tile. Nothing
-here waits for the device.
+iteration is one pass over the children, which forms their votes, does the E-step and adds to the
+moments Σ R, Σ R (v − c) and Σ R (v − c)², taken about c lest the variance cancel: the mean of the
+iteration before, or of evenly shared votes in the first. Backward forms the votes again
+(`ops/votes`). Nothing here waits for the device.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from capsroute.ops import vote_tiles
 from capsroute.ops.precision import own_precision
-from capsroute.ops.vote_tiles import Children, Parents, sum_pose
+from capsroute.ops.votes import Votes, votes_of
+from capsroute.ops.votes.moments import (
+    Contest,
+    Parents,
+    at_least_float32,
+    check_betas,
+    check_log_activations,
+    log_activation,
+    mean_and_variance,
+)
 
 
 def em_routing(
@@ -51,6 +59,7 @@ def em_routing(
     *,
     iterations: int,
     stride: int = 1,
+    impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Route capsules to the layer above by EM; the module's docstring has the procedure.
 
@@ -69,14 +78,17 @@ def em_routing(
         beta_a: price of not being active, (out,).
         iterations: number of E- and M-steps, at least 1. The first E-step is uniform.
         stride: stride of the convolution.
+        impl: as in `routing_step`: `reference` holds every vote, `tiled` a tile of them, the
+            kernels of `triton` none; `auto` chooses.
 
     Returns:
         The parents' poses, (B, H', W', out, d) or (B, out, d), and the logarithms of their
         activations, (B, H', W', out) or (B, out). Both are float32, even under autocast
-        (float64 if the inputs are).
+        (float64 if the inputs are). Under autocast the kernels round poses and transforms to its
+        dtype, as a product would, and nothing else.
     """
     operands = poses, log_activations, weight, beta_u, beta_a
-    (last,) = em_routing_history(*operands, iterations=iterations, stride=stride, keep=False)
+    last = _route(*operands, iterations, stride, impl, keep=False)[-1]
     return last.poses, last.log_activations
 
 
@@ -89,23 +101,39 @@ def em_routing_history(
     *,
     iterations: int,
     stride: int = 1,
-    keep: bool = True,
+    impl: str = "auto",
 ) -> list[Parents]:
     """`em_routing`, but every iteration is returned, with the coefficients r of its E-step.
 
-    The class layer's children are ordered as (row, column, capsule). Without `keep` the last
-    iteration is returned alone, and without its coefficients.
+    The class layer's children are ordered as (row, column, capsule).
     """
+    operands = poses, log_activations, weight, beta_u, beta_a
+    return _route(*operands, iterations, stride, impl, keep=True)
+
+
+def _route(
+    poses: Tensor,
+    log_activations: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    stride: int,
+    impl: str,
+    *,
+    keep: bool,
+) -> list[Parents]:
+    """Of every iteration, with coefficients; of the last alone, and without, unless `keep`."""
     _check(poses, log_activations, weight, beta_u, beta_a, iterations, stride)
+    poses, log_activations, weight, beta_u, beta_a = at_least_float32(
+        poses, log_activations, weight, beta_u, beta_a
+    )
+    if weight.ndim == 4:
+        poses, weight = with_coordinates(poses, weight)
+    votes = votes_of(poses, log_activations, weight, stride=stride, impl=impl, keep=keep)
     with own_precision(poses):
-        poses, log_activations, weight, beta_u, beta_a = vote_tiles.at_least_float32(
-            poses, log_activations, weight, beta_u, beta_a
-        )
-        is_class_layer = weight.ndim == 4
-        offsets = coordinates(poses) if is_class_layer else None
-        children, layout = vote_tiles.arrange(poses, log_activations, weight, stride, offsets)
-        states = _expectation_maximisation(children, beta_u, beta_a, iterations, keep)
-        return [layout.parents(*state) for state in states]
+        states = _expectation_maximisation(votes, beta_u, beta_a, iterations, keep)
+        return [votes.parents(*state) for state in states]
 
 
 def inverse_temperature(iteration: int) -> float:
@@ -114,47 +142,45 @@ def inverse_temperature(iteration: int) -> float:
 
 
 def _expectation_maximisation(
-    children: Children, beta_u: Tensor, beta_a: Tensor, iterations: int, keep: bool
+    votes: Votes, beta_u: Tensor, beta_a: Tensor, iterations: int, keep: bool
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """(μ, log a, r) of every iteration; only the last unless `keep`."""
-    tiles = vote_tiles.split_tiles(children)
-    mean = vote_tiles.evenly_routed_mean(children, len(beta_u))
-    logits: Callable[[Tensor], Tensor] | None = None  # the first E-step is uniform
+    mean = votes.mean()
+    contest: Contest | None = None  # the first E-step is uniform
     states: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for iteration in range(iterations):
-        moments, r = vote_tiles.routed_moments(tiles, mean, logits, keep=keep)
-        mean, variance = vote_tiles.mean_and_variance(moments, centre=mean)
-        log_a = vote_tiles.log_activation(
+        moments, r = votes.moments(mean, contest, keep=keep)
+        mean, variance = mean_and_variance(moments, centre=mean)
+        log_a = log_activation(
             moments.mass,
             variance,
             beta_u,
             beta_a,
-            children=len(children.poses),
+            children=votes.children,
             inverse_temperature=inverse_temperature(iteration),
         )
-        logits = _log_posterior(variance, log_a)
+        # ½ log 2π is the same for all parents and leaves the softmax unchanged
+        log_prior = log_a - 0.5 * variance.log().sum(-1)
+        contest = Contest(0.5 / variance, log_prior, gaussian=True)
         states.append((mean, log_a, r))
     return states if keep else states[-1:]
 
 
-def _log_posterior(variance: Tensor, log_a: Tensor) -> Callable[[Tensor], Tensor]:
-    """The E-step's logits from deviations v − μ."""
-    # ½ log 2π is the same for all parents and leaves the softmax unchanged
-    log_prior = log_a - 0.5 * sum_pose(variance.log())
-    half_precision = 0.5 / variance
-    return lambda deviation: log_prior - sum_pose(deviation.square() * half_precision)
+def with_coordinates(poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinate addition as one more column of the poses, which transforms add to the last.
 
-
-def coordinates(poses: Tensor) -> Tensor:
-    """What coordinate addition adds to votes: (H·W·in, 1, n, n, 1), zero but for two elements."""
-    _, height, width, capsules, d = poses.shape
+    (B, H, W, in, n·n) and (in, out, n, n) as (B, H, W, in, n·(n + 1)) and (in, out, n + 1, n).
+    """
+    batch, height, width, capsules, d = poses.shape
     n = math.isqrt(d)
-    offsets = poses.new_zeros(height, width, capsules, 1, n, n, 1)
     row = (torch.arange(height, device=poses.device, dtype=poses.dtype) + 0.5) / height
     column = (torch.arange(width, device=poses.device, dtype=poses.dtype) + 0.5) / width
-    offsets[..., 0, n - 1, 0, 0] = row[:, None, None]
-    offsets[..., 0, n - 1, 1, 0] = column[:, None]
-    return offsets.flatten(0, 2)
+    place = torch.stack(torch.meshgrid(row, column, indexing="ij"), dim=-1)  # (H, W, 2)
+    place = F.pad(place, (0, n - 2))[None, :, :, None, :, None]
+    place = place.expand(batch, height, width, capsules, n, 1)
+    last = F.pad(weight.new_ones(1), (n - 1, 0)).expand(*weight.shape[:2], 1, n)
+    poses = torch.cat([poses.unflatten(-1, (n, n)), place], dim=-1)
+    return poses.flatten(-2), torch.cat([weight, last], dim=-2)
 
 
 def _check(
@@ -183,7 +209,7 @@ def _check(
         raise ValueError(f"`stride` must be at least 1, got {stride}")
     if weight.ndim == 4 and stride != 1:
         raise ValueError(f"`stride` must be 1 for the class layer, got {stride}")
-    vote_tiles.check_betas(weight, beta_u, beta_a)
+    check_betas(weight, beta_u, beta_a)
 
 
 def _check_children(poses: Tensor, log_activations: Tensor, weight: Tensor) -> None:
@@ -197,7 +223,7 @@ def _check_children(poses: Tensor, log_activations: Tensor, weight: Tensor) -> N
         raise ValueError(
             f"`poses` must have {n * n} elements to fit `weight`, got {poses.shape[-1]}"
         )
-    vote_tiles.check_log_activations("log_activations", log_activations, poses.shape[:-1])
+    check_log_activations("log_activations", log_activations, poses.shape[:-1])
     if weight.ndim == 6 and (
         weight.shape[0] != weight.shape[1] or weight.shape[0] > min(poses.shape[1:3])
     ):

@@ -18,18 +18,26 @@ and inverse temperature 1/T (100 λ) are those of `ops/em.py`, by the same funct
 Σ_i R_ij as it stands is 40 in the class layer of CIFAR-10, whose activations it pins to 1, where
 nothing can learn. As there, activations travel as logarithms.
 
-The work is done tile by tile and recomputed in the backward pass, by `ops/vote_tiles.py`.
+Votes are formed and summed up, and formed again in the backward pass, by `ops/votes`.
 """
 
 import math
-from collections.abc import Callable
 
 from torch import Tensor
 
-from capsroute.ops import vote_tiles
 from capsroute.ops.inverted.api import check_shapes
 from capsroute.ops.precision import own_precision
-from capsroute.ops.vote_tiles import Children, Parents, sum_pose
+from capsroute.ops.votes import votes_of
+from capsroute.ops.votes.moments import (
+    Contest,
+    Parents,
+    above_minus_infinity,
+    at_least_float32,
+    check_betas,
+    check_log_activations,
+    log_activation,
+    mean_and_variance,
+)
 
 
 def activated_routing_step(
@@ -44,6 +52,7 @@ def activated_routing_step(
     stride: int = 1,
     scale: float | None = None,
     inverse_temperature: float,
+    impl: str = "auto",
     return_coefficients: bool = False,
 ) -> Parents:
     """One step of ablation C; see the module for the procedure.
@@ -62,63 +71,55 @@ def activated_routing_step(
         stride: of the convolution; there is no padding.
         scale: of the agreement; 1/√d' unless given.
         inverse_temperature: of the activations, 1/T above.
-        return_coefficients: also return r.
+        impl: as in `routing_step`: `reference` holds every vote, `tiled` a tile of them, the
+            kernels of `triton` none; `auto` chooses.
+        return_coefficients: also return r, which `triton` does not keep.
 
     Returns:
         Poses before LayerNorm, log-activations and coefficients, in float32 under autocast too
-        (float64 when the inputs are).
+        (float64 when the inputs are). Under autocast the kernels round children and transforms to
+        its dtype, as a product would, and nothing else.
     """
     _check(children, child_log_activations, weight, parents, parent_log_activations, stride)
-    vote_tiles.check_betas(weight, beta_u, beta_a)
-    with own_precision(children):
-        children, child_log_activations, weight, beta_u, beta_a = vote_tiles.at_least_float32(
-            children, child_log_activations, weight, beta_u, beta_a
-        )
-        seen, layout = vote_tiles.arrange(children, child_log_activations, weight, stride)
-        centre = vote_tiles.evenly_routed_mean(seen, len(beta_u))
-        agreement = None
-        if parents is not None and parent_log_activations is not None:
-            agreement = _agreement(parents, parent_log_activations, centre, scale)
-        routed = _route(
-            seen, centre, agreement, beta_u, beta_a, inverse_temperature, return_coefficients
-        )
-        return layout.parents(*routed)
-
-
-def _route(
-    children: Children,
-    centre: Tensor,
-    agreement: Callable[[Tensor], Tensor] | None,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    inverse_temperature: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(o, log a, r), laid out as the votes are."""
-    tiles = vote_tiles.split_tiles(children)
-    moments, r = vote_tiles.routed_moments(tiles, centre, agreement, keep=keep)
-    _, variance = vote_tiles.mean_and_variance(moments, centre)
-    log_activations = vote_tiles.log_activation(
-        moments.mass,
-        variance,
-        beta_u,
-        beta_a,
-        children=len(children.poses),
-        inverse_temperature=inverse_temperature,
+    check_betas(weight, beta_u, beta_a)
+    children, child_log_activations, weight, beta_u, beta_a = at_least_float32(
+        children, child_log_activations, weight, beta_u, beta_a
     )
-    return moments.first + moments.mass[:, None, None] * centre, log_activations, r
+    votes = votes_of(
+        children,
+        child_log_activations,
+        weight,
+        stride=stride,
+        impl=impl,
+        keep=return_coefficients,
+    )
+    with own_precision(children):
+        centre = votes.mean()
+        contest = None
+        if parents is not None and parent_log_activations is not None:
+            contest = _agreement(parents, parent_log_activations, centre, scale)
+        moments, r = votes.moments(centre, contest, keep=return_coefficients)
+        _, variance = mean_and_variance(moments, centre)
+        log_activations = log_activation(
+            moments.mass,
+            variance,
+            beta_u,
+            beta_a,
+            children=votes.children,
+            inverse_temperature=inverse_temperature,
+        )
+        poses = moments.first + moments.mass.unsqueeze(-1) * centre
+        return votes.parents(poses, log_activations, r)
 
 
 def _agreement(
     parents: Tensor, log_activations: Tensor, centre: Tensor, scale: float | None
-) -> Callable[[Tensor], Tensor]:
-    """Logits from deviations v − c: ⟨q, v⟩ is ⟨q, c⟩ + ⟨q, v − c⟩."""
-    out, b, rows, _ = centre.shape
-    q = parents.to(centre.dtype).reshape(-1, out, rows, b).permute(1, 3, 2, 0)
-    q = q * (1.0 / math.sqrt(rows * b) if scale is None else scale)
-    log_a = vote_tiles.above_minus_infinity(log_activations.to(centre.dtype))
-    log_prior = log_a.reshape(-1, out).t() + sum_pose(q * centre)
-    return lambda deviation: log_prior + sum_pose(q * deviation)
+) -> Contest:
+    """Parents of the step before, laid out as the centre of the votes."""
+    query = parents.to(centre.dtype).reshape(centre.shape)
+    query = query * (1.0 / math.sqrt(centre.shape[-1]) if scale is None else scale)
+    prior = above_minus_infinity(log_activations.to(centre.dtype)).reshape(centre.shape[:-1])
+    return Contest(query, prior, gaussian=False)
 
 
 def _check(
@@ -137,4 +138,4 @@ def _check(
     if parents is not None and parent_log_activations is not None:
         named["parent_log_activations"] = (parent_log_activations, parents)
     for name, (log_activations, poses) in named.items():
-        vote_tiles.check_log_activations(name, log_activations, poses.shape[:-1])
+        check_log_activations(name, log_activations, poses.shape[:-1])

@@ -1,20 +1,18 @@
 """`routing_step`: the one public entry to inverted dot-product attention routing."""
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Literal, overload
 
 from torch import Tensor
 
+from capsroute.ops.choice import check_kernels, say_once
 from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.precision import autocast_dtype, own_precision
-from capsroute.ops.tracing import constant_while_tracing, is_exporting, is_transformed
+from capsroute.ops.tracing import is_exporting, is_transformed
 
 IMPLEMENTATIONS = ("reference", "tiled", "triton")
-
-_log = logging.getLogger("capsroute")
-_said: set[tuple[str, str]] = set()
+ROUTING = "inverted routing"
 
 
 @overload
@@ -201,29 +199,17 @@ def _dispatch(
 def _choose(children: Tensor, weight: Tensor) -> str:
     """What `auto` means for a step with parents."""
     if is_exporting():  # tiles depend on the batch, kernels on the machine
-        return _say_once("reference", "the graph is exported")
+        return say_once(ROUTING, "reference", "the graph is exported")
     from capsroute.ops.inverted import triton
 
     reason = triton.avoided(children, weight)
-    if reason is None:
-        return _say_once("triton", "the kernels can take these tensors")
-    return _say_once("tiled", reason)
-
-
-@constant_while_tracing  # said by the compiler, not by its graph
-def _say_once(impl: str, reason: str) -> str:
-    if (impl, reason) not in _said:
-        _said.add((impl, reason))
-        _log.debug("inverted routing with impl=%r: %s", impl, reason)
-    return impl
+    return say_once(ROUTING, "triton" if reason is None else "tiled", reason)
 
 
 def _check_kernels(children: Tensor | Unfinished, weight: Tensor) -> None:
     from capsroute.ops.inverted import triton
 
-    reason = triton.supported(children, weight)
-    if reason is not None:
-        raise ValueError(f"`impl` must be able to run here, got 'triton': {reason}")
+    check_kernels(triton.supported(children, weight))
 
 
 def _triton(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-SCRIPTS = ("triton_interpreter_checks.py", "norm_checks.py")
+SCRIPTS = ("triton_interpreter_checks.py", "norm_checks.py", "vote_checks.py")
 
 
 @pytest.fixture(scope="module")
 def started():
-    """Both scripts at once. Triton reads the variable when it is imported: in processes of theirs.
+    """All scripts at once. Triton reads the variable when it is imported: in processes of theirs.
 
     A thread each: two for these tiny tensors would wait for one another.
     """

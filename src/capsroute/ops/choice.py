@@ -1,0 +1,24 @@
+"""Which implementation of a routing works, and where it is said."""
+
+import logging
+
+from capsroute.ops.tracing import constant_while_tracing
+
+_log = logging.getLogger("capsroute")
+_said: set[tuple[str, str, str | None]] = set()
+
+
+@constant_while_tracing  # said by the compiler, not by its graph
+def say_once(routing: str, impl: str, reason: str | None) -> str:
+    """At debug level, what `impl="auto"` means and why (None: nothing kept the kernels)."""
+    if (routing, impl, reason) not in _said:
+        _said.add((routing, impl, reason))
+        why = "the kernels can take these tensors" if reason is None else reason
+        _log.debug("%s with impl=%r: %s", routing, impl, why)
+    return impl
+
+
+def check_kernels(reason: str | None) -> None:
+    """Raise if there is a reason why kernels that were asked for cannot run."""
+    if reason is not None:
+        raise ValueError(f"`impl` must be able to run here, got 'triton': {reason}")

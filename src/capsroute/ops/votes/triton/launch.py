@@ -1,0 +1,112 @@
+"""What the kernels for moments of votes share: the operands, and how they are launched."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.ops.inverted.triton import geometry, tuning
+from capsroute.ops.inverted.triton.forward import vote_precision
+from capsroute.ops.inverted.triton.geometry import Geometry, ceil_div, coefficient_dtype
+from capsroute.ops.inverted.triton.tile import STACK, Tile
+from capsroute.ops.inverted.triton.tuning import SCRATCH, SHARED_MEMORY, Settings
+
+PART = 64  # columns that a program sums up: centre, votes and two sums are 32 registers each
+
+# by kernel ("shares", "moments", "slopes", "children", "weight"): fields to replace
+OVERRIDES: dict[str, dict[str, Any]] = {}
+
+
+def settings(kernel: str, tile: Tile, part: int, dtype: torch.dtype) -> Settings:
+    """Counted, not measured: no spilled registers, and as many stages as have room.
+
+    What parents compete with, or are given gradients by, leaves none for loading ahead.
+    """
+    if kernel in ("shares", "slopes"):
+        chosen = tuning.settings("coefficients", tile, dtype)
+    elif kernel == "weight":
+        rows = 16 if dtype == torch.float32 else 32
+        rows = max(16, min(64, rows * 128 // tile.columns))
+        stage = rows * (STACK + tile.members * tile.columns) * dtype.itemsize
+        chosen = Settings(rows, 4 if tile.columns <= 512 else 8, 2, _stages(stage))
+    else:
+        pairs = 64 // tile.r_pad * (part // tile.b_pad) * coefficient_dtype(dtype).itemsize
+        stage = STACK * (64 + 2 * tile.members * part) * dtype.itemsize + 2 * tile.members * pairs
+        chosen = Settings(64, 4, 2, _stages(stage))
+    if kernel in ("shares", "children") and dtype != torch.float32:
+        chosen = dataclasses.replace(chosen, num_stages=1)
+    return dataclasses.replace(chosen, **OVERRIDES.get(kernel, {}))
+
+
+def _stages(stage: int) -> int:
+    """One is computed with, the others are loaded ahead."""
+    return max(1, min(3, (SHARED_MEMORY - SCRATCH) // stage))
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Children (B, H, W, in, d), their activations (B, H, W, in), packed transforms, and a centre.
+
+    The centre is (B, H', W', out, d'), in fp32 as everything that belongs to parents.
+    """
+
+    sizes: Geometry
+    children: Tensor
+    activations: Tensor
+    weight: Tensor
+    centre: Tensor
+
+    @property
+    def tile(self) -> Tile:
+        return Tile.of(self.sizes)
+
+    @property
+    def part(self) -> int:
+        """Columns of a part: a multiple of HIGH parents."""
+        return min(self.tile.columns, max(PART, self.tile.high * self.tile.b_pad))
+
+    def chunks(self, pair_bytes: int) -> list[range]:
+        """Stacks that go together if each child, parent and position takes so many bytes."""
+        tile = self.tile
+        pairs = tile.members * self.sizes.positions * tile.parents
+        most = max(1, tuning.COEFFICIENT_BYTES // (pairs * pair_bytes))
+        each = ceil_div(tile.stacks, ceil_div(tile.stacks, most))
+        firsts = range(0, tile.stacks, each)
+        return [range(first, min(first + each, tile.stacks)) for first in firsts]
+
+    def coefficients(self, stacks: int) -> Tensor:
+        """A buffer for one number for each child, position and parent."""
+        tile = self.tile
+        return torch.empty(
+            (stacks * tile.members, self.sizes.positions, tile.parents),
+            device=self.children.device,
+            dtype=geometry.coefficient_dtype(self.children.dtype),
+        )
+
+    def settings(self, kernel: str) -> tuning.Settings:
+        return settings(kernel, self.tile, self.part, self.children.dtype)
+
+    def runs(self, kernel: str, stacks: int, parts: int = 1) -> tuple[int, int, int]:
+        """Tiles of positions, runs of stacks, and how long a run is."""
+        chosen = self.settings(kernel)
+        tiles = ceil_div(self.sizes.positions, chosen.rows // self.tile.r_pad)
+        slots = chosen.resident * geometry.multiprocessors(self.children.device)
+        return tiles, *geometry.split_evenly(tiles * parts, stacks, slots)
+
+    def launch(self, kernel: Any, name: str, grid: tuple[int, ...], **arguments: Any) -> None:
+        """Run a kernel with the arguments that all of them take."""
+        wanted = set(kernel.arg_names)
+        chosen = self.settings(name)
+        common = {
+            "children": self.children,
+            "activations": self.activations,
+            "weight": self.weight,
+            "centre": self.centre,
+            "ROWS": chosen.rows,
+            "PRECISION": vote_precision(self.children.dtype),
+            **self.sizes.addressing(),
+            **self.tile.constants(),
+        }
+        common = {name: value for name, value in common.items() if name in wanted}
+        geometry.launch(kernel, grid, **common, **arguments, **chosen.options())
