@@ -67,6 +67,25 @@ def test_older_cards_route_in_tiles(monkeypatch, capability, reason):
     assert kernels._missing("cuda", 0) == reason
 
 
+@pytest.mark.parametrize(
+    ("capability", "trusted"), [((9, 0), True), ((10, 3), False), ((12, 0), True)]
+)
+def test_cards_that_triton_miscompiles_for_route_in_tiles(
+    tensors, monkeypatch, capability, trusted
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(kernels, "supported", lambda children, weight: None)
+
+    class OnCard:  # of which this is all that is asked
+        is_cuda, device = True, torch.device("cuda", 0)
+
+    reason = kernels.avoided(OnCard, tensors[1])
+    assert reason is None if trusted else "miscompile" in reason and "10.3" in reason
+    monkeypatch.setattr(kernels, "_missing", lambda device, index: None)
+    if not trusted:
+        assert not kernels.can_project(OnCard, tensors[1])
+
+
 def test_rocm_routes_in_tiles(monkeypatch):
     """Its devices are called cuda too, and nobody has run the kernels there."""
     pytest.importorskip("triton")

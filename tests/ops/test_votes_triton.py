@@ -122,6 +122,8 @@ def test_em_routing(size, kernel, stride, card):
 @pytest.mark.gpu
 def test_the_rest_on_a_card(card):
     checks.check_activated(card)
+    checks.check_sharp(card)
+    checks.check_strides(card)
     checks.check_nobody_is_active(card)
     checks.check_autocast(card, torch.bfloat16)
 

@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.float16)
 
 
 def poison_allocations():
-    empty, empty_like = torch.empty, torch.empty_like
+    empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty
 
     def poisoned(make):
         def allocate(*arguments, **options):
@@ -27,6 +27,7 @@ def poison_allocations():
         return allocate
 
     torch.empty, torch.empty_like = poisoned(empty), poisoned(empty_like)
+    torch.Tensor.new_empty = poisoned(new_empty)
 
 
 def check_coefficients(shapes):

@@ -25,6 +25,7 @@ TINY = {
     "linear 8×8": ((2, 1, 1, 2, 64), (1, 1, 2, 2, 8, 8), 1),
     "linear small vector": ((3, 1, 1, 5, 3), (1, 1, 5, 4, 3, 6), 1),
     "linear many parents": ((2, 1, 1, 2, 4), (1, 1, 2, 70, 2, 2), 1),
+    "linear 6×6, 100 parents": ((2, 1, 1, 3, 36), (1, 1, 3, 100, 6, 6), 1),
     "one parent": ((2, 1, 1, 3, 4), (1, 1, 3, 1, 2, 2), 1),
 }
 # odd sizes, for a card
@@ -61,7 +62,8 @@ def layer(shapes, dtype, seed, device="cpu"):
         F.softplus(normal(parents)) / parents[-1] ** 0.5,
         normal(parents[:-1]),
     ]
-    return inputs, [normal(parents[:-1]), normal(parents), normal(parents)], stride
+    # what the masses are given in common, no share may notice
+    return inputs, [100 + normal(parents[:-1]), normal(parents), normal(parents)], stride
 
 
 def moments(inputs, stride, competing, impl):
@@ -155,6 +157,45 @@ def check_em(size, kernel, stride=1, iterations=3, **options):
         torch.float32,
         others,
     )
+
+
+def sharp_layer(seed, device="cpu"):
+    """As trained: children agree, their poses are far from zero, and only some are active."""
+    inputs, cotangents = em_layer((4, 5), 2, 1, seed, device, n_in=8, n_out=8)
+    poses, log_activations, weight, *_ = inputs
+    identity = torch.eye(4, device=device)
+    inputs[0] = 30 + 0.05 * poses
+    inputs[1] = F.logsigmoid(8 * (log_activations + 1))
+    inputs[2] = identity + 0.002 * (weight - identity)
+    return inputs, cotangents
+
+
+def check_sharp(device="cpu"):
+    inputs, cotangents = sharp_layer(0, device)
+    others = [sharp_layer(seed, device)[0] for seed in range(1, 6)]
+    compare(
+        lambda x, impl: em_routing(*x, iterations=3, impl=impl),
+        inputs,
+        cotangents,
+        torch.float32,
+        others,
+    )
+
+
+def check_strides(device="cpu"):
+    """Of children, of what belongs to parents, and of gradients."""
+    inputs, cotangents, stride = layer(TINY["conv 4×4"], torch.float32, 0, device)
+    cotangents = [x[:1, :1, :1].expand(x.shape) for x in cotangents]
+    others = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
+    assert not any(x.is_contiguous() for x in (*others, *cotangents))
+
+    def step(inputs):
+        return moments(inputs, stride, "by distance", "triton")
+
+    contiguous = with_gradients(step, inputs, [x.contiguous() for x in cotangents])
+    for some, same in zip(contiguous, with_gradients(step, others, cotangents), strict=True):
+        for one, other in zip(some, same, strict=True):
+            assert torch.equal(one, other)
 
 
 def activated_layer(seed=0, device="cpu"):
@@ -315,6 +356,8 @@ def main():
             print(f"{name}, {dtype}, {competing}: {type(error).__name__}: {error}")
             good = False
     check_chunks()
+    check_sharp()
+    check_strides()
     check_em((5, 4), 3)
     check_em((5, 6), 2, stride=2)
     check_em((2, 3), None)

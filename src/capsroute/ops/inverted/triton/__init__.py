@@ -49,10 +49,13 @@ def supported(children: Tensor | Unfinished, weight: Tensor) -> str | None:
 
 
 def avoided(children: Tensor, weight: Tensor) -> str | None:
-    """Why `impl="auto"` leaves the kernels alone: as above, and the interpreter is for tests."""
+    """Why `impl="auto"` leaves the kernels alone: as above, or it does not trust them there.
+
+    The interpreter is for tests.
+    """
     if not children.is_cuda:
         return f"the kernels need a CUDA device, not {children.device.type}"
-    return supported(children, weight)
+    return supported(children, weight) or _distrusted(children.device.index)
 
 
 def can_finish(children: Unfinished) -> bool:
@@ -64,7 +67,8 @@ def can_finish(children: Unfinished) -> bool:
 
 def can_project(features: Tensor, projection: Tensor) -> bool:
     """Whether a kernel can make capsules (in, d, C) of such features, (B, H, W, C)."""
-    if not features.is_cuda or _missing("cuda", features.device.index) is not None:
+    index = features.device.index
+    if not features.is_cuda or _missing("cuda", index) or _distrusted(index):
         return False
     from capsroute.ops.inverted.triton.projection import fits
 
@@ -100,6 +104,19 @@ def _missing(device: str, index: int | None) -> str | None:
     major, minor = torch.cuda.get_device_capability(index)
     if major < 8:
         return f"the kernels need compute capability 8.0 or newer, not {major}.{minor}"
+    return None
+
+
+@constant_while_tracing
+def _distrusted(index: int | None) -> str | None:
+    """Why nobody is given products of these kernels unasked, though the device can run them.
+
+    With tcgen05 two products that are added to one accumulator in a loop came out wrong, without a
+    word (triton-lang/triton#10821), and our kernels have such loops.
+    """
+    major, minor = torch.cuda.get_device_capability(index)
+    if major == 10:
+        return f"Triton is known to miscompile such kernels for compute capability {major}.{minor}"
     return None
 
 

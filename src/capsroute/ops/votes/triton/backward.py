@@ -99,14 +99,17 @@ def slopes_kernel(
     j = tl.arange(0, PARENTS)
     element, real = pose_elements(j, N_OUT, R, B, R_PAD, B_PAD)
     own = (n * (N_OUT * R * B))[:, None, None, None] + element
-    # about zero, or a centre would take as many registers again: G1 d + G2 d² = (x + y v) v + …
+    # About zero where digits are few and columns many, or a centre would take as many registers
+    # again: G1 d + G2 d² = (x + y v) v + …
+    CENTRED: tl.constexpr = (children.dtype.element_ty == tl.float32) or (COLUMNS <= 64)
     x = tl.load(grad_first + own, mask=real, other=0.0)
     y = tl.load(grad_second + own, mask=real, other=0.0)
     c = tl.load(centre + own, mask=real, other=0.0)
     at = n[:, None] * N_OUT + j[None, :]
     bias = tl.load(grad_mass + at, mask=(j < N_OUT)[None, :], other=0.0)
-    bias += pose_dot(y * c - x, c)
-    x -= 2.0 * y * c
+    if not CENTRED:
+        bias += pose_dot(y * c - x, c)
+        x -= 2.0 * y * c
     pair = n[:, None] * PARENTS + j[None, :]
     shares = from_stack(shares, begin, MEMBERS * PARENTS, positions)
     slopes = from_stack(slopes, begin, MEMBERS * PARENTS, positions)
@@ -116,6 +119,8 @@ def slopes_kernel(
         for member in tl.static_range(MEMBERS):
             w = load_transform(weight, stack, tl.arange(0, COLUMNS), member, COLUMNS, A_PAD)
             v = as_poses(tl.dot(p, w, input_precision=PRECISION), R_PAD, B_PAD, HIGH)
+            if CENTRED:
+                v -= c
             u = bias + pose_dot(x + y * v, v)
             child = stack * MEMBERS + member
             if EVEN:
@@ -321,19 +326,21 @@ def gradients(
 ) -> Gradients:
     """Of what the moments are made from; `results` are the mass and the first moment.
 
-    Some children at a time: shares, slopes, then ∂L/∂v and what it gives.
+    Some children at a time: shares and slopes, then, of fewer, ∂L/∂v and what it gives.
     """
     sizes, tile = given.sizes, given.tile
     dtype = given.children.dtype
-    # ∂L/∂v takes the most, for each child, position and parent
-    chunks = given.chunks(tile.r_pad * tile.b_pad * dtype.itemsize)
-    longest = len(chunks[0])
+    chunks = [range(tile.stacks)]
+    if contest is not None:
+        chunks = given.chunks(2 * geometry.coefficient_dtype(dtype).itemsize)
+    vote = tile.r_pad * tile.b_pad * dtype.itemsize
+    longest, most = len(chunks[0]), len(given.chunks(vote, chunks[0])[0])
     windows = (sizes.k**2, sizes.positions, sizes.n_in)
     parts = tile.columns // given.part
     new = given.children.new_empty
     grad_windows = new(parts, *windows, sizes.rows * sizes.a)
     grad_activations = given.activations.new_empty(1, *windows, 1)
-    grad_votes = new(longest * tile.members, sizes.positions * tile.r_pad, tile.columns)
+    grad_votes = new(most * tile.members, sizes.positions * tile.r_pad, tile.columns)
     grad_weight = torch.empty_like(given.weight)
     shares = slopes = given.activations  # read nowhere
     sums = None
@@ -346,8 +353,11 @@ def gradients(
         _fill_slopes(given, contest, grads, shares, slopes, grad_activations, stacks)
         if sums is not None:
             sums.add(slopes, stacks)
-        _fill_votes(given, contest, grads, shares, slopes, grad_votes, grad_windows, stacks)
-        _fill_weight(given, grad_votes, grad_weight, stacks)
+        for some in given.chunks(vote, stacks):
+            at = 0 if contest is None else (some.start - stacks.start) * tile.members
+            pairs = shares[at:], slopes[at:]
+            _fill_votes(given, contest, grads, *pairs, grad_votes, grad_windows, some)
+            _fill_weight(given, grad_votes, grad_weight, some)
     flat = dataclasses.replace(sizes, rows=1, a=1)
     return Gradients(
         fold(grad_windows, given.children, sizes),

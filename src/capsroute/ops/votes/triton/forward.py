@@ -10,7 +10,6 @@ kernel makes them of all parents, the next sums up the votes of some parents (a 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # ruff: noqa: N803, N806
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -116,8 +115,11 @@ def shares_kernel(
                 logit = bias - pose_dot(apart, apart)
             else:
                 logit = bias + pose_dot(v, q)
-            # logits may be large here, and their differences have to be formed before all else
-            share = softmax(logit, tl.float32)
+            if children.dtype.element_ty == tl.float32:
+                share = softmax(logit, tl.float32)
+            else:  # the difference first: where nobody is active, logits are the least there is
+                share = tl.exp2((logit - tl.max(logit, axis=1)[:, None]) * 1.4426950408889634)
+                share *= (1.0 / tl.sum(share, axis=1))[:, None]
             to = (tl.cast(stack, tl.int64) * MEMBERS + member) * positions * PARENTS + pair
             tl.store(shares + to, share.to(shares.dtype.element_ty), mask=inside[:, None])
 
@@ -259,8 +261,8 @@ class Sums:
         _, runs, _ = given.runs("moments", stacks, self.parts)
         like = given.centre
         self.out = (
-            torch.empty(like.shape[:-1], device=like.device),
-            *(torch.empty(like.shape, device=like.device) for _ in range(2)),
+            like.new_empty(like.shape[:-1]),
+            *(like.new_empty(like.shape) for _ in range(2)),
         )
         self.buffers = [partial(runs, out, carried) for out in self.out]
 

@@ -31,9 +31,10 @@ def settings(kernel: str, tile: Tile, part: int, dtype: torch.dtype) -> Settings
         stage = rows * (STACK + tile.members * tile.columns) * dtype.itemsize
         chosen = Settings(rows, 4 if tile.columns <= 512 else 8, 2, _stages(stage))
     else:
-        pairs = 64 // tile.r_pad * (part // tile.b_pad) * coefficient_dtype(dtype).itemsize
-        stage = STACK * (64 + 2 * tile.members * part) * dtype.itemsize + 2 * tile.members * pairs
-        chosen = Settings(64, 4, 2, _stages(stage))
+        rows = 64 if part <= PART else 16  # more columns than that have all of the registers
+        pairs = rows // tile.r_pad * (part // tile.b_pad) * coefficient_dtype(dtype).itemsize
+        stage = STACK * (rows + 2 * tile.members * part) * dtype.itemsize + 2 * tile.members * pairs
+        chosen = Settings(rows, 4, 2, _stages(stage))
     if kernel in ("shares", "children") and dtype != torch.float32:
         chosen = dataclasses.replace(chosen, num_stages=1)
     return dataclasses.replace(chosen, **OVERRIDES.get(kernel, {}))
@@ -66,14 +67,15 @@ class Operands:
         """Columns of a part: a multiple of HIGH parents."""
         return min(self.tile.columns, max(PART, self.tile.high * self.tile.b_pad))
 
-    def chunks(self, pair_bytes: int) -> list[range]:
-        """Stacks that go together if each child, parent and position takes so many bytes."""
+    def chunks(self, pair_bytes: int, stacks: range | None = None) -> list[range]:
+        """Runs of `stacks`, or of all, with room for so many bytes a pair and position."""
         tile = self.tile
+        stacks = range(tile.stacks) if stacks is None else stacks
         pairs = tile.members * self.sizes.positions * tile.parents
         most = max(1, tuning.COEFFICIENT_BYTES // (pairs * pair_bytes))
-        each = ceil_div(tile.stacks, ceil_div(tile.stacks, most))
-        firsts = range(0, tile.stacks, each)
-        return [range(first, min(first + each, tile.stacks)) for first in firsts]
+        each = ceil_div(len(stacks), ceil_div(len(stacks), most))
+        firsts = range(stacks.start, stacks.stop, each)
+        return [range(first, min(first + each, stacks.stop)) for first in firsts]
 
     def coefficients(self, stacks: int) -> Tensor:
         """A buffer for one number for each child, position and parent."""
