@@ -84,8 +84,8 @@ def em_routing(
     Returns:
         The parents' poses, (B, H', W', out, d) or (B, out, d), and the logarithms of their
         activations, (B, H', W', out) or (B, out). Both are float32, even under autocast
-        (float64 if the inputs are). Under autocast the kernels round poses and transforms to its
-        dtype, as a product would, and nothing else.
+        (float64 if the inputs are). Under autocast poses and transforms are rounded to its
+        dtype, as for any product, and nothing else is.
     """
     operands = poses, log_activations, weight, beta_u, beta_a
     last = _route(*operands, iterations, stride, impl, keep=False)[-1]

@@ -77,8 +77,8 @@ def activated_routing_step(
 
     Returns:
         Poses before LayerNorm, log-activations and coefficients, in float32 under autocast too
-        (float64 when the inputs are). Under autocast the kernels round children and transforms to
-        its dtype, as a product would, and nothing else.
+        (float64 when the inputs are). Under autocast children and transforms are rounded to its
+        dtype, as for any product, and nothing else is.
     """
     _check(children, child_log_activations, weight, parents, parent_log_activations, stride)
     check_betas(weight, beta_u, beta_a)

@@ -93,19 +93,20 @@ def votes_of(
 ) -> Votes:
     """Of a layer whose children have poses (B, H, W, in, d) or (B, in, d); all in one dtype.
 
-    A weight (in, out, a, b) makes the layer linear: the same at every position. The kernels take
-    what autocast would have poses and weight be. `keep` is for those who want the shares as well.
+    A weight (in, out, a, b) makes the layer linear: the same at every position. Autocast rounds
+    poses and weight to its dtype, as for any product. `keep` is for those who want the shares too.
     """
     linear = weight.ndim == 4
     if linear:
         weight = weight.expand(*poses.shape[1:-2], *weight.shape).flatten(0, -4)[None, None]
         poses = poses.flatten(1, -2)[:, None, None]
         log_activations = log_activations.flatten(1)[:, None, None]
-    dtype = autocast_dtype(poses) or poses.dtype
-    operands = poses.to(dtype), weight.to(dtype)
-    impl = _implementation(impl, *operands, keep)
+    wide, dtype = poses.dtype, autocast_dtype(poses) or poses.dtype
+    poses, weight = poses.to(dtype), weight.to(dtype)
+    impl = _implementation(impl, poses, weight, keep)
     if impl == "triton":
-        return Votes(operands[0], log_activations, operands[1], stride, linear, impl, [])
+        return Votes(poses, log_activations, weight, stride, linear, impl, [])
+    poses, weight = poses.to(wide), weight.to(wide)
     children = tiled.gather_children(poses, log_activations, weight, stride)
     tiles = [[children]] if impl == "reference" else tiled.split_tiles(children)
     return Votes(poses, log_activations, weight, stride, linear, impl, tiles)
