@@ -1,5 +1,7 @@
 """The routing step against the paper's procedure as loops: values and every gradient, fp64."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -182,6 +184,44 @@ def test_backward_within_autocast_is_backward():
             poses = routing_step(*inputs, impl="tiled")
         got = gradients(poses, inputs)
     assert all(map(torch.equal, got, want))
+
+
+def test_a_large_batch_is_routed_a_few_images_at_a_time(monkeypatch):
+    """So that what a child votes for stays near the caches, however large the batch."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((7, 4, 4, 2, 4), (3, 3, 2, 3, 2, 2), (7, 2, 2, 3, 4))
+    inputs = [torch.randn(s, generator=generator, requires_grad=True) for s in shapes]
+    results = []
+    for images in (7, 3):
+        monkeypatch.setitem(tiled.TILE_BYTES, "cpu", images * inputs[2][0].numel() * 4)
+        runs = [len(range(7)[run]) for run in tiled._runs(*inputs)]
+        assert runs == {7: [7], 3: [3, 3, 1]}[images]
+        poses, coefficients = routing_step(*inputs, impl="tiled", return_coefficients=True)
+        results.append((poses, coefficients, *torch.autograd.grad(poses.sin().sum(), inputs)))
+    for whole, parts in zip(*results, strict=True):
+        torch.testing.assert_close(parts, whole)
+
+
+# what Dynamo does itself with a Function
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_compiles_once_for_batches_of_any_size():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 3, 2, 3, 2, 2, generator=generator, requires_grad=True)
+    step = partial(routing_step, impl="tiled")
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for batch in (2, 5, 9, 17):
+        children = torch.randn(batch, 4, 4, 2, 4, generator=generator, requires_grad=True)
+        parents = torch.randn(batch, 2, 2, 3, 4, generator=generator, requires_grad=True)
+        inputs = children, weight, parents
+        results = [
+            (poses, *torch.autograd.grad(poses.sin().sum(), inputs))
+            for poses in (compiled(*inputs), step(*inputs))
+        ]
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 def test_low_precision_is_summed_up_in_fp32(monkeypatch):

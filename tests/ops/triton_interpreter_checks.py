@@ -22,7 +22,7 @@ def poison_allocations():
     def poisoned(make):
         def allocate(*arguments, **options):
             made = make(*arguments, **options)
-            return made.fill_(float("nan")) if made.is_floating_point() else made
+            return made.detach().fill_(float("nan")) and made if made.is_floating_point() else made
 
         return allocate
 

@@ -2,7 +2,8 @@
 
 Without parents the coefficients are 1/M, and the step is one convolution (or one GEMM). With
 parents the children are taken tile by tile, forward and backward; README.md derives the gradient.
-A tile is one kernel offset (y, x) and a run of child capsules, seen from every output position.
+A tile is one kernel offset (y, x) and a run of child capsules, seen from every output position of
+some images.
 """
 
 import math
@@ -69,6 +70,23 @@ def uniform_step(children: Tensor, weight: Tensor, stride: int) -> Tensor:
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, stride=stride).permute(0, 2, 3, 1)
     y = y.reshape(batch, rows, *y.shape[1:3], n_out, b).permute(0, 2, 3, 4, 1, 5)
     return y.flatten(-2) / (n_out / early)
+
+
+def _runs(children: Tensor, weight: Tensor, parents: Tensor) -> list[slice]:
+    """Images that are routed together: few enough for a child's votes to fit into a tile.
+
+    All of them in a graph, which would hold every tile of every run.
+    """
+    if torch.compiler.is_compiling() or len(children) < 2:
+        return [slice(None)]
+    n_out, a, b = weight.shape[-3:]
+    budget = TILE_BYTES.get(children.device.type, TILE_BYTES_OTHERWISE)
+    size = torch.promote_types(children.dtype, torch.float32).itemsize
+    image = parents.shape[1] * parents.shape[2] * (children.shape[-1] // a) * n_out * b * size
+    images = len(children)
+    count = math.ceil(images / max(1, budget // max(1, image)))
+    length = math.ceil(images / count)  # as many runs, evenly filled
+    return [slice(first, first + length) for first in range(0, images, length)]
 
 
 class _Tile(NamedTuple):
@@ -164,19 +182,11 @@ class _TiledStep(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(children, weight, parents)
         ctx.stride, ctx.scale = stride, scale
-        layout = _Layout(children, weight, parents, stride)
-        q = layout.by_position(parents)
-        poses = torch.zeros_like(q)
-        kept = []
-        for tile in layout.tiles():
-            v = layout.votes(layout.transforms(weight, tile), layout.child_columns(children, tile))
-            r = _dot(v, q).mul(scale).softmax(dim=1)
-            poses += (v * _spread(r)).sum(dim=0)
-            if return_coefficients:
-                kept.append(cast(r, children.dtype))
-        coefficients = _gather_coefficients(kept, layout) if kept else children.new_empty(0)
+        poses, coefficients = _forward(
+            children, weight, parents, stride, scale, return_coefficients
+        )
         ctx.mark_non_differentiable(coefficients)
-        return layout.by_capsule(poses, children.dtype), coefficients
+        return poses, coefficients
 
     @staticmethod
     def backward(ctx: Any, grad_poses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -198,6 +208,33 @@ class _TiledGradients(torch.autograd.Function):
     backward = staticmethod(refuse_double_backward)
 
 
+def _forward(
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor,
+    stride: int,
+    scale: float,
+    return_coefficients: bool,
+) -> tuple[Tensor, Tensor]:
+    runs = _runs(children, weight, parents)
+    if len(runs) > 1:
+        options = stride, scale, return_coefficients
+        found = [_forward(children[run], weight, parents[run], *options) for run in runs]
+        return torch.cat([poses for poses, _ in found]), torch.cat([r for _, r in found])
+    layout = _Layout(children, weight, parents, stride)
+    q = layout.by_position(parents)
+    poses = torch.zeros_like(q)
+    kept = []
+    for tile in layout.tiles():
+        v = layout.votes(layout.transforms(weight, tile), layout.child_columns(children, tile))
+        r = _dot(v, q).mul(scale).softmax(dim=1)
+        poses += (v * _spread(r)).sum(dim=0)
+        if return_coefficients:
+            kept.append(cast(r, children.dtype))
+    coefficients = _gather_coefficients(kept, layout) if kept else children.new_empty(0)
+    return layout.by_capsule(poses, children.dtype), coefficients
+
+
 def _gradients(
     grad_poses: Tensor,
     children: Tensor,
@@ -206,11 +243,35 @@ def _gradients(
     stride: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    operands = grad_poses, children, weight, parents, stride, scale
+    grad_children, grad_parents = _add_gradients(grad_weight, *operands)
+    return grad_children, cast(grad_weight, weight.dtype), grad_parents
+
+
+def _add_gradients(
+    grad_weight: Tensor,
+    grad_poses: Tensor,
+    children: Tensor,
+    weight: Tensor,
+    parents: Tensor,
+    stride: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """∂L/∂weight is added to the first argument; of children and parents they are returned."""
+    runs = _runs(children, weight, parents)
+    if len(runs) > 1:
+        found = [
+            _add_gradients(
+                grad_weight, grad_poses[run], children[run], weight, parents[run], stride, scale
+            )
+            for run in runs
+        ]
+        return torch.cat([grad for grad, _ in found]), torch.cat([grad for _, grad in found])
     layout = _Layout(children, weight, parents, stride)
     q, g = layout.by_position(parents), layout.by_position(grad_poses)
     grad_q = torch.zeros_like(q)
     grad_children = torch.zeros_like(children, dtype=layout.dtype)
-    grad_weight = torch.empty_like(weight)
     for tile in layout.tiles():
         w, p = layout.transforms(weight, tile), layout.child_columns(children, tile)
         v = layout.votes(w, p)
@@ -220,11 +281,10 @@ def _gradients(
         grad_q += (v * _spread(s)).sum(dim=0)
         grad_v = (_spread(r) * g).addcmul_(_spread(s), q).view(len(p), w.shape[1], -1)
         grad_w = torch.bmm(grad_v, p.transpose(1, 2)).view(len(p), -1, layout.b, layout.a)
-        grad_weight[tile.y, tile.x, tile.capsules] = grad_w.transpose(2, 3)
+        grad_weight[tile.y, tile.x, tile.capsules] += grad_w.transpose(2, 3)
         grad_p = layout.to_children(torch.bmm(w.transpose(1, 2), grad_v))
         grad_children[:, tile.rows, tile.columns, tile.capsules] += grad_p
-    grad_parents = layout.by_capsule(grad_q, parents.dtype)
-    return cast(grad_children, children.dtype), grad_weight, grad_parents
+    return cast(grad_children, children.dtype), layout.by_capsule(grad_q, parents.dtype)
 
 
 def _gather_coefficients(kept: list[Tensor], layout: _Layout) -> Tensor:

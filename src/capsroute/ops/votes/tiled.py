@@ -69,13 +69,15 @@ def gather_children(
 def split_tiles(children: Children) -> list[list[Children]]:
     """For each run of positions its runs of children, whose votes fit the byte budget.
 
-    At least LEAST_POSITIONS, if there are so many, and one child.
+    At least LEAST_POSITIONS, if there are so many, and one child. All positions in a graph, which
+    would hold every tile of every run.
     """
     count, positions = len(children.poses), children.poses.shape[-1]
     votes = children.transforms.shape[1] * children.poses.shape[2]  # of a child, at a position
     votes *= children.poses.element_size()
     budget = TILE_BYTES.get(children.poses.device.type, TILE_BYTES_OTHERWISE)
-    width = _evenly(positions, max(LEAST_POSITIONS, budget // (votes * SHARING)))
+    least = positions if torch.compiler.is_compiling() else LEAST_POSITIONS
+    width = _evenly(positions, max(least, budget // (votes * SHARING)))
     length = _evenly(count, budget // (votes * width))
     poses = (x.contiguous().split(length) for x in children.poses.split(width, dim=-1))
     log_activations = (x.split(length) for x in children.log_activations.split(width, dim=-1))
