@@ -22,7 +22,9 @@ def poison_allocations():
     def poisoned(make):
         def allocate(*arguments, **options):
             made = make(*arguments, **options)
-            return made.detach().fill_(float("nan")) and made if made.is_floating_point() else made
+            if made.is_floating_point():
+                made.detach().fill_(float("nan"))
+            return made
 
         return allocate
 
