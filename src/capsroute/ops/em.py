@@ -131,8 +131,9 @@ def _route(
     if weight.ndim == 4:
         poses, weight = with_coordinates(poses, weight)
     votes = votes_of(poses, log_activations, weight, stride=stride, impl=impl, keep=keep)
+    mean = votes.mean()  # out here, or PyTorch cannot read the exported graph
     with own_precision(poses):
-        states = _expectation_maximisation(votes, beta_u, beta_a, iterations, keep)
+        states = _expectation_maximisation(votes, mean, beta_u, beta_a, iterations, keep)
         return [votes.parents(*state) for state in states]
 
 
@@ -142,10 +143,9 @@ def inverse_temperature(iteration: int) -> float:
 
 
 def _expectation_maximisation(
-    votes: Votes, beta_u: Tensor, beta_a: Tensor, iterations: int, keep: bool
+    votes: Votes, mean: Tensor, beta_u: Tensor, beta_a: Tensor, iterations: int, keep: bool
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """(μ, log a, r) of every iteration; only the last unless `keep`."""
-    mean = votes.mean()
     contest: Contest | None = None  # the first E-step is uniform
     states: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for iteration in range(iterations):

@@ -93,8 +93,8 @@ def activated_routing_step(
         impl=impl,
         keep=return_coefficients,
     )
+    centre = votes.mean()  # out here, or PyTorch cannot read the exported graph
     with own_precision(children):
-        centre = votes.mean()
         contest = None
         if parents is not None and parent_log_activations is not None:
             contest = _agreement(parents, parent_log_activations, centre, scale)
