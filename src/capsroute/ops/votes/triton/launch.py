@@ -19,7 +19,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {}
 
 
 def settings(kernel: str, tile: Tile, part: int, dtype: torch.dtype) -> Settings:
-    """Counted, not measured: no spilled registers, and as many stages as have room.
+    """Counted, not measured: as few spilled registers as was found (README.md), and as many stages
+    as have room.
 
     What parents compete with, or are given gradients by, leaves none for loading ahead.
     """
