@@ -232,6 +232,12 @@ class TestCheck:
         assert any(message in problem for problem in problems), problems
         assert all("\n" not in problem for problem in problems)
 
+    @pytest.mark.parametrize("name", ["__pycache__", ".ipynb_checkpoints"])
+    def test_what_others_leave_beside_evidence_is_none(self, results, name):
+        report(results)
+        (results / "inverted_resnet_cifar10_r2" / name).mkdir()
+        assert not self.problems(results)
+
     def test_a_seed_that_is_another_ones_copy(self, results):
         experiment = results / "inverted_resnet_cifar10_r2"
         text = (experiment / "seed0" / "metrics.jsonl").read_text()

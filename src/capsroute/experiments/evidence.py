@@ -109,11 +109,12 @@ def seed_of(folder: Path) -> int:
 
 
 def find_evidence(results: Path) -> list[Path]:
-    """Folders of single runs, in the order of their names."""
+    """Folders of single runs, in the order of their names; not what Python or others left there."""
     if not results.is_dir():
         raise ValueError(f"`--results` must be a folder of results, got {results}: no such folder")
     experiments = [path for path in results.iterdir() if path.is_dir() and path.name != "figures"]
-    return sorted(run for experiment in experiments for run in experiment.iterdir() if run.is_dir())
+    runs = (run for experiment in experiments for run in experiment.iterdir() if run.is_dir())
+    return sorted(run for run in runs if not run.name.startswith((".", "__")))
 
 
 def read_evidence(folder: Path) -> Result:
