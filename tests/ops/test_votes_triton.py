@@ -133,7 +133,7 @@ def test_routing_is_deterministic_and_compiles_into_one_graph(card):
     inputs, cotangents = checks.em_layer((9, 8), 3, 2, device=card, n_in=13, n_out=11, batch=5)
 
     def route(inputs):
-        return em_routing(*inputs, iterations=2, stride=2)
+        return em_routing(*inputs, iterations=2, stride=2, impl="triton")
 
     first, second = (checks.with_gradients(route, inputs, cotangents) for _ in range(2))
     compiled = torch.compile(route, fullgraph=True)
