@@ -140,8 +140,8 @@ def _moments(
         deviation = votes - centre
         if competing:
             query, prior = competing
-            fit = -deviation.square() * query if gaussian else votes * query
-            r = (prior + fit.sum(dim=(-3, -2))).softmax(dim=1)
+            fit = ((deviation.square() if gaussian else votes) * query).sum(dim=(-3, -2))
+            r = (prior - fit if gaussian else prior + fit).softmax(dim=1)
         else:
             share = votes.new_full((1, 1, 1), 1.0 / len(centre))
             r = share.expand(len(votes), len(centre), votes.shape[-1])

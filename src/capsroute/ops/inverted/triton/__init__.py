@@ -116,7 +116,7 @@ def _distrusted(index: int | None) -> str | None:
     """
     major, minor = torch.cuda.get_device_capability(index)
     if major == 10:
-        return f"Triton is known to miscompile such kernels for compute capability {major}.{minor}"
+        return f"Triton is said to miscompile such kernels for compute capability {major}.{minor}"
     return None
 
 
