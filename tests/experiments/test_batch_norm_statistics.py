@@ -50,7 +50,9 @@ def test_digits_are_not_augmented(tool):
     assert torch.equal(images, expected) and torch.equal(targets, labels)
 
 
-@pytest.mark.parametrize("name", ["batch_norm_statistics", "pose_movement", "sharper_routing"])
+@pytest.mark.parametrize(
+    "name", ["batch_norm_statistics", "gradient_rounding", "pose_movement", "sharper_routing"]
+)
 def test_a_misspelt_model_is_one_line(name, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "inverted_smal_multimnist"])
     with pytest.raises(SystemExit) as ended:

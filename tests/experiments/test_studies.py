@@ -20,6 +20,20 @@ def test_batch_norm_statistics(tmp_path):
     assert section.endswith("| mine_seed0 | 75.45 | 75.50 |")
 
 
+def test_gradient_rounding(tmp_path):
+    errors = {"backbone": {"error": 0.15, "along": 0.98}, "capsules": {"error": 0.02, "along": 1}}
+    (tmp_path / "gradient_rounding").mkdir()
+    found = {"bf16": {"everything": errors, "other images": errors}}
+    (tmp_path / "gradient_rounding" / "mine.json").write_text(json.dumps(found))
+    (section,) = filter(None, Studies.read(tmp_path).sections({}))
+    assert section.splitlines()[-4:] == [
+        "| weights | in bfloat16 | gradient of backbone | gradient of capsules |",
+        "| --- | --- | --- | --- |",
+        "| mine | everything | 0.150 (0.980) | 0.020 (1.000) |",
+        "| mine | other images | 0.150 (0.980) | 0.020 (1.000) |",
+    ]
+
+
 def test_tuning(tmp_path):
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "fast.csv").write_text(

@@ -17,6 +17,7 @@ from capsroute.experiments.movement import SHOWN, read_movements
 from capsroute.experiments.sharpness import FOLDER as SHARPER
 
 BATCH_NORM = "batch_norm"  # folders under results/
+ROUNDING = "gradient_rounding"
 TUNING = "tuning"
 Found = Mapping[str, Mapping[str, Any]]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -28,6 +29,7 @@ class Studies(NamedTuple):
     movements: Found = NOTHING
     sharper: Found = NOTHING
     batch_norm: Found = NOTHING
+    rounding: Found = NOTHING
     tuning: Mapping[str, list[dict[str, str]]] = NOTHING
 
     @classmethod
@@ -36,6 +38,7 @@ class Studies(NamedTuple):
             read_movements(results),
             _read_all(results / SHARPER),
             _read_all(results / BATCH_NORM),
+            _read_all(results / ROUNDING),
             {path.stem: _rows(path) for path in sorted((results / TUNING).glob("*.csv"))},
         )
 
@@ -45,6 +48,7 @@ class Studies(NamedTuple):
             _settling(self.movements, drawn),
             _sharper(self.sharper),
             _batch_norm(self.batch_norm),
+            _rounding(self.rounding),
             _tuning(self.tuning),
         ]
 
@@ -136,6 +140,32 @@ def _batch_norm(found: Found) -> str:
     )
     table = markdown_table(["run", "as trained", "better statistics"], rows)
     return "\n\n".join(["## Do better BatchNorm statistics help?", text, table])
+
+
+def _rounding(found: Found) -> str:
+    if not found:
+        return ""
+    parts = list(next(iter(found.values()))["bf16"]["everything"])
+    rows = [
+        [
+            name,
+            what,
+            *(f"{errors[part]['error']:.3f} ({errors[part]['along']:.3f})" for part in parts),
+        ]
+        for name, each in found.items()
+        for what, errors in each["bf16"].items()
+    ]
+    text = (
+        "How far the gradient of a training step is from that in float32, relative to its length "
+        "and part by part of the model, when everything is in bfloat16 as in training, only the "
+        "backbone, or only the primary capsules and the routing; in brackets its component along "
+        "the exact gradient, 1 if rounding does not shorten it (`tools/gradient_rounding.py`). "
+        "**Other images** is the gradient of another batch, in float32, compared in the same way: "
+        "the noise that any training lives with."
+    )
+    headings = ["weights", "in bfloat16", *(f"gradient of {part}" for part in parts)]
+    title = "## What does bfloat16 do to the gradient?"
+    return "\n\n".join([title, text, markdown_table(headings, rows)])
 
 
 def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
