@@ -4,6 +4,7 @@ Their tiles, and much else, are those of inverted routing (`ops/inverted/README.
 module does not import triton; `routed_moments` does.
 """
 
+import torch
 from torch import Tensor
 
 from capsroute.ops.inverted import triton as inverted
@@ -11,15 +12,19 @@ from capsroute.ops.inverted.triton.geometry import fits_accumulator
 from capsroute.ops.tracing import is_transformed
 from capsroute.ops.votes.moments import Contest, Moments
 
-PROVEN = False  # on a card: until then `auto` leaves them alone
+# dtypes of poses in which the kernels have passed their tests on a card; `auto` leaves others alone
+PROVEN: frozenset[torch.dtype] = frozenset()
 
 
 def avoided(poses: Tensor, weight: Tensor) -> str | None:
     """Why the kernels are left alone, (B, H, W, in, d) and (k, k', in, out, a, b); None if not."""
     if is_transformed():
         return "torch.func and forward-mode differentiation are beyond the kernels"
-    reason = inverted.avoided(poses, weight) or supported(poses, weight)
-    return reason or (None if PROVEN else "these kernels have not been tested on a card yet")
+    if reason := inverted.avoided(poses, weight) or supported(poses, weight):
+        return reason
+    if poses.dtype not in PROVEN:
+        return f"these kernels have not been tested on a card in {poses.dtype} yet"
+    return None
 
 
 def supported(poses: Tensor, weight: Tensor) -> str | None:

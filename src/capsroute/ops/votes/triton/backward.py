@@ -45,12 +45,11 @@ def gradients(
     Some children at a time: shares and slopes, then, of fewer, ∂L/∂v and what it gives.
     """
     sizes, tile = given.sizes, given.tile
-    dtype = given.children.dtype
     chunks = [range(tile.stacks)]
     if contest is not None:
-        chunks = given.chunks(2 * geometry.coefficient_dtype(dtype).itemsize)
-    vote = tile.r_pad * tile.b_pad * dtype.itemsize
-    longest, most = len(chunks[0]), len(given.chunks(vote, chunks[0])[0])
+        chunks = given.share_chunks(2)
+    longest = max(map(len, chunks))
+    most = max(len(some) for stacks in chunks for some in given.vote_chunks(stacks))
     windows = (sizes.k**2, sizes.positions, sizes.n_in)
     parts = tile.columns // given.part
     new = given.children.new_empty
@@ -69,7 +68,7 @@ def gradients(
         _fill_slopes(given, contest, grads, shares, slopes, grad_activations, stacks)
         if sums is not None:
             sums.add(slopes, stacks)
-        for some in given.chunks(vote, stacks):
+        for some in given.vote_chunks(stacks):
             at = 0 if contest is None else (some.start - stacks.start) * tile.members
             pairs = shares[at:], slopes[at:]
             _fill_votes(given, contest, grads, *pairs, grad_votes, grad_windows, some)

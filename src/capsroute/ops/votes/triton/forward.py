@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsroute.ops.inverted.triton import geometry
 from capsroute.ops.inverted.triton.common import child_offset, softmax, window_corner
 from capsroute.ops.inverted.triton.geometry import ceil_div
 from capsroute.ops.inverted.triton.splits import add_splits, partial
@@ -227,9 +226,10 @@ def moments(given: Operands, contest: Contest | None) -> Moments:
         sums = Sums(given, stacks, carried=False)
         sums.add(given.activations, range(stacks), even=True, active=True)
         return sums.total()
-    chunks = given.chunks(geometry.coefficient_dtype(given.children.dtype).itemsize)
-    shares = given.coefficients(len(chunks[0]))
-    sums = Sums(given, len(chunks[0]), carried=len(chunks) > 1)
+    chunks = given.share_chunks(1)
+    longest = max(map(len, chunks))
+    shares = given.coefficients(longest)
+    sums = Sums(given, longest, carried=len(chunks) > 1)
     for chunk in chunks:
         fill_shares(given, contest, shares, chunk)
         sums.add(shares, chunk, active=True)

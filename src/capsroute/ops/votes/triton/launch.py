@@ -1,6 +1,7 @@
 """What the kernels for moments of votes share: the operands, and how they are launched."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from capsroute.ops.inverted.triton.tile import STACK, Tile
 from capsroute.ops.inverted.triton.tuning import SCRATCH, SHARED_MEMORY, Settings
 
 PART = 64  # columns that a program sums up: centre, votes and two sums are 32 registers each
+# Of ∂L/∂v held at a time. It is more than caches hold anyway, and launches of a few stacks are
+# mostly prologue: with 128 MiB, EM's first layer would need eight for each of its parts.
+VOTE_BYTES = 512 << 20
 
 # by kernel ("shares", "moments", "slopes", "children", "weight"): fields to replace
 OVERRIDES: dict[str, dict[str, Any]] = {}
@@ -68,15 +72,23 @@ class Operands:
         """Columns of a part: a multiple of HIGH parents."""
         return min(self.tile.columns, max(PART, self.tile.high * self.tile.b_pad))
 
-    def chunks(self, pair_bytes: int, stacks: range | None = None) -> list[range]:
-        """Runs of `stacks`, or of all, with room for so many bytes a pair and position."""
+    def chunks(self, pair_bytes: int, room: int, stacks: range) -> list[range]:
+        """Runs of stacks, as even as can be, of so many bytes a pair and position, in `room`."""
         tile = self.tile
-        stacks = range(tile.stacks) if stacks is None else stacks
         pairs = tile.members * self.sizes.positions * tile.parents
-        most = max(1, tuning.COEFFICIENT_BYTES // (pairs * pair_bytes))
-        each = ceil_div(len(stacks), ceil_div(len(stacks), most))
-        firsts = range(stacks.start, stacks.stop, each)
-        return [range(first, min(first + each, stacks.stop)) for first in firsts]
+        count = ceil_div(len(stacks), max(1, room // (pairs * pair_bytes)))
+        ends = [stacks.start + len(stacks) * n // count for n in range(count + 1)]
+        return [range(*both) for both in itertools.pairwise(ends)]
+
+    def share_chunks(self, coefficients: int) -> list[range]:
+        """Of all stacks, runs of which so many coefficients a pair may be held."""
+        each = coefficients * coefficient_dtype(self.children.dtype).itemsize
+        return self.chunks(each, tuning.COEFFICIENT_BYTES, range(self.tile.stacks))
+
+    def vote_chunks(self, stacks: range) -> list[range]:
+        """Runs of stacks of which ∂L/∂v may be held."""
+        each = self.tile.r_pad * self.tile.b_pad * self.children.dtype.itemsize
+        return self.chunks(each, VOTE_BYTES, stacks)
 
     def coefficients(self, stacks: int) -> Tensor:
         """A buffer for one number for each child, position and parent."""
