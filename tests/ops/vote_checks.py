@@ -132,7 +132,8 @@ def moments_rounding(shapes, dtype, competing):
     """
     _, weight, _ = shapes
     step = torch.finfo(coefficient_dtype(dtype)).eps
-    of_parents = step / math.sqrt(math.prod(weight[:3]))
+    # sums are fp32 themselves, so they cannot be closer than that
+    of_parents = max(step / math.sqrt(math.prod(weight[:3])), torch.finfo(torch.float32).eps)
     stored = torch.finfo(dtype).eps / 2
     # an agreement's gradient sums up votes of either sign, which nothing averages out
     of_query = step / 2 if competing == "by agreement" else of_parents

@@ -13,7 +13,7 @@ from capsroute.ops.tracing import is_transformed
 from capsroute.ops.votes.moments import Contest, Moments
 
 # dtypes of poses in which the kernels have passed their tests on a card; `auto` leaves others alone
-PROVEN = frozenset({torch.float32, torch.bfloat16, torch.float16})
+PROVEN = frozenset({torch.bfloat16, torch.float16})
 
 
 def avoided(poses: Tensor, weight: Tensor) -> str | None:
