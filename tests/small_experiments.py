@@ -82,7 +82,7 @@ def report_text(results):
 
 def report(results):
     """RESULTS.md beside the results, written and read."""
-    write_report(results, results.parent, results.parent / TIMINGS)
+    write_report(Measured.read(results, results.parent / TIMINGS), results.parent)
     return (results.parent / "RESULTS.md").read_text()
 
 

@@ -31,6 +31,17 @@ def test_check_names_each_problem_and_writes_nothing(run, tmp_path, evidence):
     assert run("report", "--check")[0] == 1 and not (tmp_path / "RESULTS.md").exists()
 
 
+def test_numbers_of_pages_follow_the_results_and_each_change_is_told(run, tmp_path, evidence):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "page.md"
+    page.write_text("It got <!-- results: fast_cifar10 test_accuracy_last mean -->95.0 %")
+    status, out, err = run("report")
+    assert (status, err) == (0, "")
+    assert "docs/page.md: fast_cifar10 test_accuracy_last mean: 95.0 → 94.8\n" in out
+    assert page.read_text().endswith("-->94.8 %")
+    assert run("report", "--check")[0] == 0
+
+
 def test_runs_in_no_average_are_told(run, tmp_path, evidence):
     config = write_evidence(tmp_path / "results", "fast_cifar100", [77.0]) / "config.json"
     config.write_text(config.read_text().replace('"fast_cifar100"', '"trial"'))

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from capsroute.bench import Case, Row, Timing, append_row
-from capsroute.experiments.check import check_markers
 from capsroute.experiments.costs import (
     MEMORY_COLUMNS,
     cost_figure,
@@ -16,6 +15,7 @@ from capsroute.experiments.costs import (
     step_table,
 )
 from capsroute.experiments.figures import cost
+from capsroute.experiments.markers import check_markers
 from capsroute.experiments.report import Measured
 
 MODEL = "inverted_resnet_cifar10"
@@ -70,7 +70,10 @@ def timings(tmp_path):
         ("generator_gpu rates.0 value -->18.5 million", None),
         (f"{MODEL}:2 train ÷backbone -->1.21", "1.25 in the results, 1.21 in the text"),
         (f"{MODEL}:2 train median_ms -->3", "2 in the results, 3 in the text"),
-        ("generator_gpu rates.0 value -->18.6 million", "18.5 in the results, 18.6"),
+        (
+            "generator_gpu rates.0 value -->18.6 million",
+            "18.5 million in the results, 18.6 million",
+        ),
         (f"{MODEL}:3 train median_ms -->3", f"no `median_ms` of {MODEL}_r3, train, batch 128"),
         (f"{MODEL}:2 infer median_ms -->3", f"no `median_ms` of {MODEL}_r2, infer, batch 128"),
         (f"{MODEL}:2 infer@2048 ÷backbone -->1.2", f"no `median_ms` of backbone of {MODEL}"),
@@ -126,19 +129,30 @@ def test_a_file_of_other_columns(timings):
 
 
 class TestWhichRowsCount:
-    def test_the_newest_of_a_model_mode_and_batch(self, timings):
+    def test_the_newest_of_each_case(self, timings):
         add(timings, Case(MODEL, 2, "train"), 9.0, commit="c" * 40)
         costs = read_costs(timings)
         assert costs.number(f"{MODEL}:2", "train", "median_ms") == 9.0
-        with pytest.raises(ValueError, match="there is no `median_ms`"):  # other code
-            costs.number(f"{MODEL}:4", "train", "median_ms")
-        assert costs.number(f"{MODEL}:2", "infer@2048", "median_ms") == 8.0
+        assert costs.number(f"{MODEL}:4", "train", "median_ms") == 6.0
+
+    def test_a_ratio_is_of_the_newest_place_that_has_both(self, timings):
+        case = Case(MODEL, 2, "train")
+        add(timings, case, 9.0, commit="c" * 40)
+        assert read_costs(timings).number(f"{MODEL}:2", "train", "÷backbone") == 1.25
+        shown = {tuple(row[:3]): row for row in step_table(read_costs(timings))[1]}
+        # beside a time in the table there is no ratio of another
+        assert shown[MODEL, "2", "train"][4:6] == ["9.000", "–"]
+        add(timings, case.alone, 3.0, commit="c" * 40)
+        costs = read_costs(timings)
+        assert costs.number(f"{MODEL}:2", "train", "÷backbone") == 3.0
+        assert costs.number(f"{MODEL}:4", "train", "÷backbone") == 3.0
+        assert costs.number(f"{MODEL}:2/reference", "train", f"÷{MODEL}:2") == 20.0
 
     @pytest.mark.parametrize("other", [{"commit": "c" * 40}, {"device": "NVIDIA A100"}])
     def test_no_ratio_across_code_or_machines(self, timings, other):
-        add(timings, Case("cnn_cifar10", None, "train"), 1.0, **other)
+        add(timings, Case("resnet18_cifar10", None, "train"), 1.0, **other)
         with pytest.raises(ValueError, match="are of different code or machines"):
-            read_costs(timings).number(f"{MODEL}:2", "train", "÷cnn_cifar10")
+            read_costs(timings).number(f"{MODEL}:2", "train", "÷resnet18_cifar10")
 
     @pytest.mark.parametrize(
         "changes", [{"checked": False}, {"compiled": False}, {"dirty": "True"}]
@@ -240,13 +254,18 @@ class TestFigure:
         }
         assert memory["lines"][MODEL]["auto"][1] == [500.0, 1000.0, 2000.0]
 
-    def test_the_place_of_the_newest_row_is_drawn(self, timings):
-        other = "inverted_resnet_cifar100"
+    def test_the_newest_place_with_the_reference_is_drawn_or_else_the_newest(self, timings):
+        def drawn():
+            return cost_figure(read_costs(timings))["panels"][0]["lines"][MODEL]
+
         for iterations in (1, 2):
-            add(timings, Case(other, iterations, "train"), 3.0, commit="other")
-        assert list(cost_figure(read_costs(timings))["panels"][0]["lines"]) == [other]
-        add(timings, Case(MODEL, 5, "train"), 9.0)
-        assert list(cost_figure(read_costs(timings))["panels"][0]["lines"]) == [MODEL]
+            add(timings, Case(MODEL, iterations, "train"), 3.0, commit="other")
+        assert drawn()["auto"][1] == [2.2, 2.5, 6.0]
+        add(timings, Case(MODEL, 1, "train").reference, 30.0, commit="other")
+        assert drawn()["auto"][1] == [3.0, 3.0]
+        rows = timings.read_text().splitlines(keepends=True)
+        timings.write_text("".join(row for row in rows if ",reference," not in row))
+        assert drawn()["auto"][1] == [3.0, 3.0]
 
     def test_labels_and_ticks(self, timings):
         figure = cost(cost_figure(read_costs(timings)))

@@ -6,7 +6,7 @@ import torch
 
 from capsroute import create_model
 from capsroute.experiments.movement import pose_movement, read_movements
-from capsroute.experiments.report import write_report
+from capsroute.experiments.report import Measured, write_report
 
 
 def small(iterations):
@@ -44,7 +44,9 @@ def test_the_report_shows_what_was_measured(tmp_path):
         about = {"images": 1000, "model": "m", "trained_with": 2, "initial_poses": initial}
         (folder / f"m_r2_{initial}.json").write_text(json.dumps(about | lines))
     assert list(read_movements(tmp_path / "results")) == ["m_r2", "m_r2, random start"]
-    page, *figures = write_report(tmp_path / "results", tmp_path, tmp_path / "none.csv")
+    page, *figures = write_report(
+        Measured.read(tmp_path / "results", tmp_path / "none.csv"), tmp_path
+    )
     text = page.read_text()
     assert "## Does the routing settle?" in text
     assert "| m_r2 | 1,000 | 0.125 | 70.5 | 20.0 | 0.2500 |" in text

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from capsroute.bench import Case, Row, Timing, append_row
-from capsroute.experiments.check import WEIGHTS, check, check_markers
+from capsroute.experiments.check import WEIGHTS, check
 from capsroute.experiments.costs import Costs
 from capsroute.experiments.evidence import Spread, read_all, read_evidence
 from capsroute.experiments.figures import drawn_from
 from capsroute.experiments.markdown import FIGURES
+from capsroute.experiments.markers import check_markers, fill_markers
 from capsroute.experiments.presets import preset
 from capsroute.experiments.report import TIMINGS, Measured, figures
 from capsroute.experiments.tables import all_tables
@@ -102,6 +103,13 @@ def test_a_convergence_curve_that_diverged_is_drawn_to_its_end_and_crossed(resul
     assert list(cross.get_ydata()) == [60.0]
     assert [50.0, 60.0] in [list(line.get_ydata()) for line in lines]
     assert drawn.legends[0].get_texts()[-1].get_text() == "diverged"
+
+
+def test_the_iteration_figure_shows_in_detail_what_is_better_than_the_paper(tmp_path):
+    write_evidence(tmp_path / "results", "inverted_simple_cifar10_r3", [90.0])
+    figure = iteration_figure(tmp_path / "results")
+    lowest, highest = figure.draw(figure.data).axes[1].get_ylim()
+    assert lowest < 85.17 < 90 < highest < 91
 
 
 def test_the_iteration_figure_of_diverged_runs_alone(tmp_path):
@@ -292,6 +300,7 @@ def repeat_lines(path):
         ("others/maps.r2 a.c percent -->79", "no such number"),
         ("others/maps.r2 each.1 percent -->25", None),
         ("others/maps.r2 each.1 value -->0.25", None),
+        ("others/maps.r2 a.of c value -->3", None),
         ("others/maps.r2 each.2 percent -->25", "no such number"),
         ("others/nothing a.b percent -->79", "no such number"),
         ("inverted_resnet_cifar10_r2 test_accuracy_last mean -->soon", "a marker must be"),
@@ -302,8 +311,10 @@ def test_numbers_in_a_page(results, tmp_path, text, problem):
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\nWe get <!-- results: {text} on one H200.\n")
     (results / "others").mkdir()
-    (results / "others" / "maps.r2.json").write_text('{"a": {"b": 0.7967}, "each": [0, 0.25]}')
-    found = check_markers(page, Measured(read_all(results), Costs(tmp_path, {})), results)
+    (results / "others" / "maps.r2.json").write_text(
+        '{"a": {"b": 0.7967, "of c": 3}, "each": [0, 0.25]}'
+    )
+    found = check_markers(page, Measured(read_all(results), Costs.of(tmp_path, [])), results)
     assert (problem is None) == (not found)
     assert problem is None or problem in found[0]
 
@@ -322,7 +333,7 @@ def test_what_an_epoch_takes_leaves_compiling_out(tmp_path):
 
 def test_the_mean_of_the_seeds_that_did_not_diverge_is_no_number_for_a_page(results, tmp_path):
     write_diverged(results, "inverted_resnet_cifar10_r2", seed=3)
-    measured = Measured(read_all(results), Costs(tmp_path, {}))
+    measured = Measured(read_all(results), Costs.of(tmp_path, []))
     page = tmp_path / "page.md"
     marker = "We get <!-- results: inverted_resnet_cifar10_r2 test_accuracy_best {} %"
     page.write_text(marker.format("mean -->94.70"))
@@ -345,7 +356,40 @@ def test_evidence_of_a_changed_tree_is_none(results):
 def test_a_marker_in_backticks_is_an_example(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("Write `<!-- results: cnn_cifar10 test_accuracy_last mean -->87.1`.")
-    assert check_markers(page, Measured(read_all(results), Costs(tmp_path, {})), results) == []
+    assert check_markers(page, Measured(read_all(results), Costs.of(tmp_path, [])), results) == []
+
+
+class TestFilling:
+    NAME = "inverted_resnet_cifar10_r2"
+
+    def test_stale_numbers_are_written_anew_as_they_were_rounded(self, results, tmp_path):
+        page = tmp_path / "page.md"
+        text = (
+            "**<!-- results: {name} test_accuracy_last mean --> **{0} %**, "
+            "<!-- results: {name} params mean -->{1} parameters, or\n"
+            "<!-- results: {name} params mean -->{2}; `<!-- results: {name} params mean -->1`; "
+            "<!-- results: {name} test_accuracy_last n -->3 seeds"
+        )
+        page.write_text(text.format("7", "1,000,000", "2.1 million", name=self.NAME))
+        measured = Measured(read_all(results), Costs.of(tmp_path, []))
+        changes = fill_markers(page, measured, results)
+        assert page.read_text() == text.format("94", "1,828,817", "1.8 million", name=self.NAME)
+        assert changes == [
+            f"{page}: {self.NAME} test_accuracy_last mean: 7 → 94",
+            f"{page}: {self.NAME} params mean: 1,000,000 → 1,828,817",
+            f"{page}: {self.NAME} params mean: 2.1 million → 1.8 million",
+        ]
+        assert fill_markers(page, measured, results) == []
+
+    def test_what_cannot_be_told_stays(self, results, tmp_path):
+        page = tmp_path / "page.md"
+        lines = ("cnn_cifar10 params mean -->7", f"{self.NAME} accuracy mean -->8", "nothing")
+        text = "\n".join(f"It is <!-- results: {line}" for line in lines)
+        page.write_text(text)
+        measured = Measured(read_all(results), Costs.of(tmp_path, []))
+        assert fill_markers(page, measured, results) == []
+        assert page.read_text() == text
+        assert len(check_markers(page, measured, results)) == len(lines)
 
 
 def test_what_is_committed_is_traced():

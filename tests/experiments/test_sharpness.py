@@ -5,7 +5,7 @@ import json
 import torch
 
 from capsroute import create_model
-from capsroute.experiments.report import write_report
+from capsroute.experiments.report import Measured, write_report
 from capsroute.experiments.sharpness import FACTORS, sharper_routing, vote_scales
 
 
@@ -52,7 +52,7 @@ def test_the_report_shows_what_was_measured(tmp_path):
     found |= {"transforms": [0.043, 0.175], "gains": [1.0, 0.2, 0.34]}
     found |= {"accuracy": [94.6, 93.9], "unevenness": [0.003, 1.72]}
     (folder / "m_r2.json").write_text(json.dumps(found))
-    page, *_ = write_report(tmp_path / "results", tmp_path, tmp_path / "none.csv")
+    page, *_ = write_report(Measured.read(tmp_path / "results", tmp_path / "none.csv"), tmp_path)
     text = page.read_text()
     assert "| model | images | transforms | gains | × 1 | × 1,000 |" in text
     row = "| m_r2 | 2,000 | 0.043, 0.17 | 1, 0.2, 0.34 | 94.6 (0.003) | 93.9 (1.7) |"

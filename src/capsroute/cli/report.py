@@ -9,18 +9,22 @@ import tyro
 
 from capsroute.cli.parsing import FLAGS, optional, parse
 from capsroute.experiments.check import check
-from capsroute.experiments.evidence import find_evidence, read_all
-from capsroute.experiments.report import TIMINGS, left_out, write_report
+from capsroute.experiments.evidence import find_evidence
+from capsroute.experiments.markers import fill_markers, marked_pages
+from capsroute.experiments.report import TIMINGS, Measured, left_out, write_report
 
 
 @dataclass(frozen=True)
 class Options:
     """Make RESULTS.md and its figures from the results alone, or check that they agree.
 
+    Numbers that pages mark with an HTML comment (see CONTRIBUTING.md) are written anew, and each
+    change is told, since the words around it may have to change, too.
+
     With --check, nothing is written. Each result must name its config, seed, device, versions and
     commit; its metrics must be complete, not another seed's, and match its summary. RESULTS.md,
-    the figures and the numbers that pages mark with an HTML comment (see CONTRIBUTING.md) must
-    match the results. The exit status is 1 if anything is wrong.
+    the figures and the marked numbers must match the results. The exit status is 1 if anything is
+    wrong.
 
     For example `capsroute report`, `capsroute report --check`.
     """
@@ -41,9 +45,13 @@ def main(arguments: list[str]) -> None:
         _check(results, root)
         return
     root.mkdir(parents=True, exist_ok=True)
-    written = write_report(results, root, results.parent / TIMINGS)
+    measured = Measured.read(results, results.parent / TIMINGS)
+    written = write_report(measured, root)
     print(f"wrote {', '.join(map(str, written))}")
-    for line in left_out(read_all(results)):
+    for page in marked_pages(root):
+        for change in fill_markers(page, measured, results):
+            print(change)
+    for line in left_out(measured.evidence):
         print(f"in no average: {line}", file=sys.stderr)
     if not (results.parent / TIMINGS).is_file():
         print(f"no {results.parent / TIMINGS}: the figure of time and memory is left out")

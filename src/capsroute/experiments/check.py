@@ -8,17 +8,15 @@ from typing import Any
 
 from capsroute.experiments.cards import check_cards
 from capsroute.experiments.cells import parameters
-from capsroute.experiments.costs import look_up
 from capsroute.experiments.evidence import (
     DIVERGED,
     Result,
-    diverged,
     find_evidence,
     read_evidence,
-    spread,
 )
 from capsroute.experiments.figures import drawn_from
 from capsroute.experiments.markdown import FIGURES
+from capsroute.experiments.markers import check_markers, marked_pages
 from capsroute.experiments.presets import list_experiments
 from capsroute.experiments.report import Measured, figures, results_text
 from capsroute.models import model_info
@@ -37,26 +35,6 @@ MEASURED = {
 }
 """Fields of a summary, and those of the last line of metrics that they repeat."""
 
-NUMBER = r" -->[*\s]*(?P<number>\d[\d,]*(?:\.\d+)?(?:\smillion)?)"
-MARKERS = {
-    "results": re.compile(
-        r"<!-- results: (?P<name>(?P<subject>\S+) (?P<field>[\w.]+) "
-        r"(?P<statistic>mean|std|n|seed\d+|percent|value))" + NUMBER
-    ),
-    "bench": re.compile(
-        r"<!-- bench: (?P<name>(?P<subject>[\w:/+@]+) (?P<field>[\w.]+(?:@\d+)?) "
-        r"(?P<statistic>median_ms|images_per_s|(?:peak|poses|votes)_mib|÷[\w:/]+|value))" + NUMBER
-    ),
-}
-"""Before a number in a page: which result it is.
-
-`results: EXPERIMENT FIELD` is of the seeds named, `results: FOLDER/FILE a.b.2 value` a number of
-another file of results/, `percent` a hundred times it; `bench:` see `Costs.number`.
-"""
-EXAMPLES = {
-    "results": "`<!-- results: inverted_resnet_cifar10_r2 test_accuracy_last mean -->94.6`",
-    "bench": "`<!-- bench: inverted_resnet_cifar10:2 train ÷backbone -->1.21`",
-}
 WEIGHTS = Path("src/capsroute/models/files")
 """Those that ship, and their cards, in a checkout."""
 
@@ -73,7 +51,7 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     return [
         *(line for runs in measured.evidence.values() for line in _check_copies(runs)),
         *_check_report(measured, root),
-        *(line for page in _pages(root) for line in check_markers(page, measured, results)),
+        *(line for page in marked_pages(root) for line in check_markers(page, measured, results)),
         *check_cards(root / WEIGHTS, results),
     ]
 
@@ -180,65 +158,3 @@ def _check_report(measured: Measured, root: Path) -> list[str]:
         if wanted.get(path) != present.get(path):
             problems.append(f"{path} is not what the results say{again}")
     return problems
-
-
-def _pages(root: Path) -> list[Path]:
-    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
-
-
-def check_markers(page: Path, measured: Measured, results: Path) -> list[str]:
-    """Numbers after a marker are those that were measured, rounded as they are written."""
-    text = page.read_text()
-    problems = []
-    for start in re.finditer(r"(?<!`)<!-- (results|bench):", text):  # in backticks: an example
-        marker = MARKERS[start[1]].match(text, start.start())
-        line = text.count("\n", 0, start.start()) + 1
-        if marker is None:
-            problems.append(f"{page}, line {line}: a marker must be {EXAMPLES[start[1]]}")
-            continue
-        before = text[: start.start()].rpartition("\n")[2]
-        if re.fullmatch(r"(?:[\s>*+-]|\d+\.)*", before):
-            # Markdown takes what begins with a comment for HTML, and ends the paragraph
-            problems.append(f"{page}, line {line}: a marker must not begin a line or an item")
-        names = marker["subject"], marker["field"], marker["statistic"]
-        try:
-            value = (
-                measured.costs.number(*names)
-                if start[1] == "bench"
-                else _result(*names, measured=measured, results=results)
-            )
-            problem = _rounded_otherwise(value, marker["number"])
-        except ValueError as error:
-            problem = str(error)
-        if problem:
-            problems.append(f"{page}: {marker['name']}: {problem}")
-    return problems
-
-
-def _result(
-    subject: str, field: str, statistic: str, *, measured: Measured, results: Path
-) -> float:
-    """A number of results/, or a ValueError of one line."""
-    if statistic in ("percent", "value"):
-        return (100 if statistic == "percent" else 1) * look_up(results / f"{subject}.json", field)
-    runs = measured.evidence.get(subject, [])
-    if statistic.startswith("seed"):
-        runs = [run for run in runs if run.folder.name == statistic]
-        statistic = "mean"
-    elif failed := diverged(runs):
-        seeds = " ".join(str(run.seed) for run in failed)
-        raise ValueError(f"seed {seeds} diverged, so name the others one by one")
-    try:
-        value = getattr(spread(runs, field), statistic, None)
-    except KeyError:
-        raise ValueError(f"a summary has no field `{field}`") from None
-    if value is None:
-        raise ValueError("there are no such results")
-    return value
-
-
-def _rounded_otherwise(value: float, number: str) -> str | None:
-    written, *millions = number.replace(",", "").split()
-    decimals = len(written.partition(".")[2])
-    rounded = f"{value / 1e6 if millions else value:.{decimals}f}"
-    return None if rounded == written else f"{rounded} in the results, {written} in the text"

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,21 @@ MODES = {"train": "a training step", "infer": "inference"}
 
 @dataclass(frozen=True)
 class Costs:
-    """The newest rows of every case."""
+    """The newest row of every case, and what else was measured at each place, newest last."""
 
     folder: Path
     rows: Mapping[Case, Row]
+    places: dict[Place, dict[Case, Row]]
+
+    @classmethod
+    def of(cls, folder: Path, rows: Iterable[Row]) -> "Costs":
+        newest: dict[Case, Row] = {}
+        places: dict[Place, dict[Case, Row]] = {}
+        for row in rows:
+            place = _place(row)  # with each row it moves to the end
+            places[place] = {**places.pop(place, {}), _case(row): row}
+            newest[_case(row)] = row
+        return cls(folder, newest, places)
 
     def number(self, subject: str, what: str, quantity: str) -> float:
         """A number that a page marks, or a ValueError of one line.
@@ -62,11 +73,13 @@ class Costs:
         return float(value)
 
     def ratio(self, case: Case, base: Case) -> float:
-        """How many times as long `case` takes; a ValueError unless both are of one place."""
-        longer, shorter = (self.column(each, "median_ms") for each in (case, base))
-        if _place(self.rows[case]) != _place(self.rows[base]):
-            raise ValueError(f"{case}, and {base}, are of different code or machines")
-        return longer / shorter
+        """How many times as long `case` takes, at the newest place that has both, or ValueError."""
+        for each in (case, base):
+            self.column(each, "median_ms")
+        for rows in reversed(self.places.values()):
+            if case in rows and base in rows:
+                return _ms(rows[case]) / _ms(rows[base])
+        raise ValueError(f"{case}, and {base}, are of different code or machines")
 
 
 def _named(subject: str, mode: str, batch: int) -> Case:
@@ -94,13 +107,9 @@ def look_up(path: Path, field: str) -> float:
 
 
 def read_costs(timings: Path) -> Costs:
-    """The newest rows for each model, mode and batch of `timings`; and memory.csv beside it."""
+    """All rows of `timings` that can be shown, which are in order of time, and memory.csv's."""
     rows = [row for row in read_rows(timings) if _shown(row)]
-    # rows of other code or machines are no points of the same line; the newest are the last
-    newest = {_line(row): _place(row) for row in rows}
-    rows = [row for row in rows if _place(row) == newest[_line(row)]]
-    rows += _read_memory(timings.with_name("memory.csv"))
-    return Costs(timings.parent, {_case(row): row for row in rows})
+    return Costs.of(timings.parent, [*_read_memory(timings.with_name("memory.csv")), *rows])
 
 
 def _shown(row: Row) -> bool:
@@ -116,13 +125,12 @@ def _known_code(row: Row) -> bool:
     return row.get("dirty") != "True"  # the same commit, and yet other code
 
 
-def _line(row: Row) -> tuple[str, ...]:
-    size = row["image_size"] if row["backbone"] else ""  # else it is the model's own
-    return (*(row[name] for name in ("model", "mode", "batch", "backbone")), size)
-
-
 def _place(row: Row) -> Place:
     return tuple(row.get(name) for name in ("device", "torch", "commit"))
+
+
+def _ms(row: Row) -> float:
+    return float(row["median_ms"])
 
 
 def _case(row: Row) -> Case:
@@ -166,7 +174,8 @@ def step_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
 
 def _step_cells(case: Case, costs: Costs) -> list[str]:
     row = costs.rows[case]
-    ratio = f"{costs.ratio(case, case.alone):.2f}" if case.alone in costs.rows else "–"
+    alone = costs.places[_place(row)].get(case.alone)
+    ratio = f"{_ms(row) / _ms(alone):.2f}" if alone else "–"
     peak = f"{float(row['peak_mib']):,.0f}" if row["peak_mib"] else "–"
     rate = f"{int(row['images_per_s']):,}"
     where = f"{row['device'].removeprefix('NVIDIA ')}, `{row['commit'][:8]}`"
@@ -207,46 +216,41 @@ def memory_origin(costs: Costs) -> str:
 
 
 def cost_figure(costs: Costs) -> dict[str, Any]:
-    """What the figure shows: the paper's batch, every panel of one place, the newest with lines.
+    """What the figure shows: the paper's batch, every panel of one place.
 
-    A model with one number of iterations has no line; nothing is returned where none has.
+    That is the newest place with a line of the reference, or else with any line. A model with one
+    number of iterations has no line; nothing is returned where none has.
     """
     panels: list[dict[str, Any]] = []
     devices: dict[str, None] = {}  # ordered, none twice
     for mode, step in MODES.items():
-        for place, cases in _newest_first(mode, costs):
-            lines = {name: _lines(cases, name, costs) for name in ("median_ms", "peak_mib")}
-            drawn = [
-                {"step": step, "quantity": name, "lines": line}
-                for name, line in lines.items()
-                if line
-            ]
-            panels += drawn
-            if drawn:
-                devices[str(place[0])] = None
-                break
+        place = _place_to_draw(mode, costs)
+        if place is not None:
+            for quantity in ("median_ms", "peak_mib"):
+                if lines := _lines(mode, quantity, costs.places[place]):
+                    panels.append({"step": step, "quantity": quantity, "lines": lines})
+            devices[str(place[0])] = None
     title = f"{', '.join(devices)}, batch {BATCH}, {USUAL['dtype']}"
     return {"title": title, "panels": panels} if panels else {}
 
 
-def _newest_first(mode: str, costs: Costs) -> list[tuple[Place, list[Case]]]:
-    """The cases of a mode that a figure can show, by where they were measured."""
-    places: dict[Place, list[Case]] = {}
-    for case, row in costs.rows.items():
-        drawn = (case.mode, case.part, case.batch, case.backbone) == (mode, "model", BATCH, None)
-        if drawn and case.iterations:
-            place = _place(row)  # with each row it moves to the end
-            places[place] = [*places.pop(place, []), case]
-    return list(places.items())[::-1]
+def _place_to_draw(mode: str, costs: Costs) -> Place | None:
+    lines = {place: _lines(mode, "median_ms", rows) for place, rows in costs.places.items()}
+    drawn = [place for place, found in lines.items() if found]
+    compared = [
+        place for place in drawn if any(line["reference"][0] for line in lines[place].values())
+    ]
+    return next(reversed(compared or drawn), None)
 
 
-def _lines(cases: list[Case], quantity: str, costs: Costs) -> dict[str, dict[str, Any]]:
+def _lines(mode: str, quantity: str, rows: Mapping[Case, Row]) -> dict[str, dict[str, Any]]:
     lines: dict[str, dict[str, Any]] = {}
-    for case in sorted(cases, key=lambda case: case.iterations or 0):
-        if costs.rows[case][quantity]:
+    for case in sorted(rows, key=lambda case: case.iterations or 0):
+        drawn = (case.mode, case.part, case.batch, case.backbone) == (mode, "model", BATCH, None)
+        if drawn and case.iterations and rows[case][quantity]:
             line = lines.setdefault(case.model, {"auto": [[], []], "reference": [[], []]})
             line[case.impl][0].append(case.iterations)
-            line[case.impl][1].append(costs.column(case, quantity))
-            alone = costs.rows.get(case.alone, {}).get(quantity)
+            line[case.impl][1].append(float(rows[case][quantity]))
+            alone = rows.get(case.alone, {}).get(quantity)
             line["backbone"] = float(alone) if alone else None
     return {model: line for model, line in lines.items() if len(line["auto"][0]) > 1}

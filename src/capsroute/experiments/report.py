@@ -211,9 +211,8 @@ def _iteration_line(name: str, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def write_report(results: Path, out: Path, timings: Path) -> list[Path]:
+def write_report(measured: Measured, out: Path) -> list[Path]:
     """RESULTS.md, and figures under `out`; returns what was written."""
-    measured = Measured.read(results, timings)
     drawn = figures(measured)
     written = [figure.write(out / FIGURES) for figure in drawn]
     path = out / "RESULTS.md"
