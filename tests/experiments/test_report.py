@@ -90,6 +90,19 @@ def test_the_iteration_figure_has_a_cross_at_chance_for_each_seed_that_diverged(
     assert crosses(detail) == [] and "diverged" in whole.get_legend().get_title().get_text()
 
 
+def test_how_far_a_routing_varies_with_its_iterations(tmp_path):
+    """The paper's column is the deviation of its five points, which ours must all be there for."""
+    results = tmp_path / "results"
+    for count, accuracy in enumerate([84.24, 85.05, 84.83, 85.17, 85.09], start=1):
+        write_evidence(results, f"inverted_simple_cifar10_r{count}", [accuracy])
+    write_evidence(results, "em_simple_cifar10_r2", [82.0])
+    text = report_text(results)
+    assert "| inverted | 0.34 | 0.34 |" in text and "| dynamic | 0.64 | not run yet |" in text
+    assert "| EM | 19.20 | 1 of 5 points |" in text
+    write_diverged(results, "inverted_simple_cifar10_r5", seed=1)
+    assert "| inverted | 0.34 | a seed diverged |" in report_text(results)
+
+
 def test_a_convergence_curve_that_diverged_is_drawn_to_its_end_and_crossed(results):
     experiment = "inverted_resnet_cifar10_r2"
     write_diverged(results, experiment, [50.0, 60.0], seed=8)

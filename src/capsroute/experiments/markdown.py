@@ -7,7 +7,7 @@ from capsroute.experiments.figures import Figure
 
 FIGURES = Path("results/figures")
 NUMBERS = (
-    *("params", "paper", "last epoch", "best test epoch", "iterations", "seed"),
+    *("params", "paper", "ours", "last epoch", "best test epoch", "iterations", "seed"),
     *("batch", "ms", "÷ backbone", "peak MiB", "images/s"),
     *("poses made", "votes of an iteration", "peak", "peak, reference"),
     *("epochs", "held back", "as trained", "better statistics"),

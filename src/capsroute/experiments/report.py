@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import pstdev
 from typing import Any, NamedTuple
 
 from capsroute.experiments.cells import NOT_RUN, experiment_row, row_headings
@@ -68,11 +69,36 @@ def results_text(measured: Measured, figures: Sequence[Figure]) -> str:
         section = [f"## {table.title}", markdown_table(row_headings(table), rows)]
         names = [f"convergence_{table.key}", table.key]
         section += [markdown_picture(drawn[name]) for name in names if name in drawn]
+        if table.key == "iterations":
+            section.append(_steadiness(evidence))
         sections.append("\n\n".join(section))
     sections += [_costs(costs, drawn), _memory(costs)]
     sections += studies.sections(drawn)
     sections += [_left_out(evidence), _runs(evidence)]
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def _steadiness(evidence: Evidence) -> str:
+    """The figure's last column: how far a routing's accuracy varies with its iterations."""
+    lines = {routing: _iteration_line(name, evidence) for routing, name in ROUTINGS.items()}
+    rows = [
+        [routing, f"{pstdev(line['paper'][1]):.2f}", _deviation(line)]
+        for routing, line in lines.items()
+    ]
+    text = (
+        "Standard deviation of a routing's best test epochs over 1 to 5 iterations, as in the "
+        "paper's last column:"
+    )
+    return f"{text}\n\n{markdown_table(['routing', 'paper', 'ours'], rows)}"
+
+
+def _deviation(line: Mapping[str, Any]) -> str:
+    points = [mean for _, mean, _ in line["ours"]]
+    if line["diverged"]:
+        return "a seed diverged"
+    if len(points) < len(ITERATIONS):
+        return f"{len(points)} of {len(ITERATIONS)} points" if points else NOT_RUN
+    return f"{pstdev(points):.2f}"
 
 
 def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
