@@ -89,6 +89,24 @@ def test_the_check_passes_for_what_is_right_and_fails_for_what_is_not(monkeypatc
     assert not agrees_with_reference(low, CPU)
 
 
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_the_check_sees_a_wrong_gradient_beside_a_backbone_in_bfloat16(monkeypatch, factor):
+    """Whose own error is larger than all that capsules contribute to the gradient's length."""
+    case = Case("inverted_resnet_cifar10", 2, "train", batch=2)
+    compute = check._scores_and_gradients
+
+    def wrong(case, device, dtype):
+        found = compute(case, device, dtype)
+        if case.impl == "auto":
+            found["gradients of capsules.layers.1"] *= factor
+        return found
+
+    monkeypatch.setattr(check, "_agrees", check._agrees.__wrapped__)
+    assert agrees_with_reference(case, CPU)
+    monkeypatch.setattr(check, "_scores_and_gradients", wrong)
+    assert not agrees_with_reference(case, CPU)
+
+
 def test_no_speed_up_is_printed_when_the_check_fails(monkeypatch, capsys):
     monkeypatch.setattr("capsroute.cli.bench.agrees_with_reference", lambda case, device: False)
     arguments = ["bench", "inverted_small_multimnist", "--modes", "infer", "--batch", "2"]
