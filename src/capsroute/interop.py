@@ -24,6 +24,8 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Takes the checkpoint or its `net` entry, with or without the `module.` prefix that DataParallel
     adds, for either backbone and for matrix or vector poses. Images must be square, as theirs are.
+    A model that was trained with the authors' first release wants `windows="mixed"`, as it read
+    its convolutional capsules (see `capsroute.layers.inverted.mixed_windows`).
     """
     if "net" in state_dict and isinstance(state_dict["net"], Mapping):
         state_dict = state_dict["net"]

@@ -127,6 +127,12 @@ def test_wrong_arguments_are_one_line():
         explain("inverted_small_multimnist", image)
 
 
+def test_mixed_windows_are_not_explained():
+    model = make("inverted", windows="mixed")
+    with pytest.raises(TypeError, match=r"its windows are mixed.*`model.route` shows its routing"):
+        explain(model, images(model)[0])
+
+
 def test_explaining_leaves_the_model_alone():
     model, image = example("inverted")
     before = {name: value.clone() for name, value in model.state_dict().items()}

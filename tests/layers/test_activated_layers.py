@@ -89,6 +89,8 @@ def test_the_scale_of_the_agreement_is_the_one_given():
 def test_options_without_meaning_here_are_refused():
     with pytest.raises(ValueError, match=r"`initial_poses` must be 'zeros' .* got 'random'"):
         ActivatedLinearCaps(4, 3, 4, initial_poses="random")
+    with pytest.raises(ValueError, match=r"`windows` must be 'sliding' .* got 'mixed'"):
+        ActivatedConvCaps(4, 3, 4, windows="mixed")
 
 
 def test_every_vote_held_or_a_tile_of_them_is_the_same():

@@ -1,5 +1,6 @@
 """Capsule layers: what they check, how they start, what they pass on to the routing."""
 
+import itertools
 import math
 
 import numpy as np
@@ -28,6 +29,7 @@ from capsroute.ops.inverted import routing_step
         (lambda: LinearCaps(2, 2, 16, 9), r"must equal `pose_dim` \(=16\) .* got 9"),
         (lambda: ConvCaps(2, 2, 16, pose="tensor"), "'matrix', 'vector', got 'tensor'"),
         (lambda: ConvCaps(2, 2, 16, initial_poses="ones"), "`initial_poses` must be one of"),
+        (lambda: ConvCaps(2, 2, 16, windows="mix"), "`windows` must be one of .* got 'mix'"),
         (lambda: PrimaryCaps(2, 2, 4, normalization="batch"), "got 'batch'"),
         (lambda: ConvCaps(2, 2, 4)(torch.zeros(1, 2, 2, 2, 4)), "within the 2×2 children"),
         (lambda: ConvCaps(2, 2, 4, stride=0), "`stride` must be .* at least 1, got 0"),
@@ -62,6 +64,10 @@ def test_mistakes(build, message):
     ("layer", "told"),
     [
         (ConvCaps(2, 3, 16, stride=2), "2 -> 3 capsules, matrix 4×4, kernel_size=3, stride=2"),
+        (
+            ConvCaps(2, 3, 16, stride=2, windows="mixed"),
+            "2 -> 3 capsules, matrix 4×4, kernel_size=3, stride=2, windows=mixed",
+        ),
         (LinearCaps(2, 3, 4, 8, pose="vector"), "2 -> 3 capsules, vector 4×8"),
         (
             DynamicConvCaps(2, 3, 4, 8, stride=2),
@@ -127,6 +133,47 @@ def test_learned_poses_are_the_parents_of_the_first_iteration():
     children = torch.randn(2, 24, 4)
     expected = routing_step(children, layer.weight, layer.initial.expand(2, 3, 4))
     torch.testing.assert_close(layer(children), expected)
+
+
+def mix_by_hand(children, k, stride):
+    """What each position sees: a window's elements in the order (d, H', W'), dealt out d by d."""
+    batch, rows, columns, capsules, d = children.shape
+    height, width = (rows - k) // stride + 1, (columns - k) // stride + 1
+    places = [(row, column) for row in range(height) for column in range(width)]
+    seen = torch.empty(batch, height, width, k, k, capsules, d)
+    for image, y, x, capsule in itertools.product(
+        range(batch), range(k), range(k), range(capsules)
+    ):
+        written = [
+            children[image, stride * row + y, stride * column + x, capsule, element]
+            for element in range(d)
+            for row, column in places
+        ]
+        for index, (row, column) in enumerate(places):
+            dealt = torch.stack(written[index * d : (index + 1) * d])
+            seen[image, row, column, y, x, capsule] = dealt
+    return seen
+
+
+@pytest.mark.parametrize("pose", ["matrix", "vector"])
+def test_mixed_windows_are_those_of_the_authors_first_release(pose):
+    torch.manual_seed(0)
+    layer = ConvCaps(2, 3, 4, kernel_size=2, stride=2, pose=pose, windows="mixed")
+    children = torch.randn(2, 7, 5, 2, 4, requires_grad=True)
+    seen = mix_by_hand(children, 2, 2)
+    assert seen.shape[1:3] == (3, 2)
+    windows = seen.flatten(0, 2).flatten(1, 3)  # each position by itself, in a linear layer
+    weight = layer.weight.flatten(0, 2)
+    parents = layer.norm(routing_step(windows, weight))
+    torch.testing.assert_close(layer(children), parents.unflatten(0, (2, 3, 2)))
+    again = layer.norm(routing_step(windows, weight, parents)).unflatten(0, (2, 3, 2))
+    updated = layer(children, layer(children))
+    torch.testing.assert_close(updated, again)
+    cotangent = torch.randn_like(again)
+    gradients = [torch.autograd.grad(x, children, cotangent)[0] for x in (updated, again)]
+    torch.testing.assert_close(*gradients)
+    _, coefficients = layer(children, parents.unflatten(0, (2, 3, 2)), return_coefficients=True)
+    assert coefficients.shape == (2, 3, 2, 2, 2, 2, 3)
 
 
 def test_dynamic_convolutions_keep_their_stride():

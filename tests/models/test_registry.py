@@ -410,7 +410,10 @@ def test_ablations_and_initial_poses():
     activated = create_model("inverted_simple_cifar10", image_size=14, activations=True)
     # one more convolution with bias, and two betas for every capsule type
     assert parameters(activated) - count == 256 * 32 + 32 + 2 * (32 + 32 + 10)
-    for model in (without_norm, learned, random, activated):
+    mixed = create_same(plain, windows="mixed")
+    assert not torch.allclose(mixed(images), plain(images), atol=1e-3)
+    torch.testing.assert_close(mixed.route(images).scores, mixed(images))
+    for model in (without_norm, learned, random, activated, mixed):
         model(images).sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name

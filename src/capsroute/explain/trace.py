@@ -151,6 +151,8 @@ def why_unexplained(model: ImageClassifier | None) -> str | None:
     """Why there is nothing to show of a model, None if there is; no model: an exported file."""
     if model is None:
         return "an exported file has no routing to look at; the checkpoint that it came from has"
+    if any(isinstance(m, InvertedCaps) and m.windows == "mixed" for m in model.modules()):
+        return "its windows are mixed, so its capsules have no place in the image"
     if isinstance(model, InvertedCapsNet | DynamicCapsNet | EMCapsNet):
         return None
     if isinstance(model, CapsuleClassifier):

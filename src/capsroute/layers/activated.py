@@ -77,6 +77,10 @@ class _Activated(InvertedCaps):
             raise ValueError(
                 f"`initial_poses` must be 'zeros' with `activations`, got {self.initial_poses!r}"
             )
+        if self.windows != "sliding":
+            raise ValueError(
+                f"`windows` must be 'sliding' with `activations`, got {self.windows!r}"
+            )
         *window, n_in, n_out = self.weight.shape[:-2]
         fair_share = math.prod(window) * n_in / n_out
         self.beta_u = nn.Parameter(torch.full((n_out,), 0.5 * math.log(fair_share)))

@@ -15,10 +15,12 @@ from capsroute.layers.checks import (
     matrix_side,
 )
 from capsroute.layers.primary import PoseNorm
+from capsroute.ops.inverted import reference
 from capsroute.ops.inverted.api import check_scale, first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
+WINDOWS = ("sliding", "mixed")
 WEIGHTS_WORTH_A_WARNING = 100_000_000
 
 
@@ -49,6 +51,21 @@ def warn_if_huge(shape: tuple[int, ...]) -> None:
         )
 
 
+def mixed_windows(children: Tensor, kernel_size: int, stride: int) -> Tensor:
+    """Windows (B, H'·k, W'·k, in, d), side by side, as the authors' first release read them.
+
+    It wrote those of all positions as (…, d, H', W') and read them as (…, H', W', d), so a pose
+    holds one element of d neighbouring positions, and a position stands for an element. They found
+    it after the paper (apple/ml-capsules-inverted-attention-routing, pull request 1).
+    """
+    seen = reference.windows(children, kernel_size, stride)
+    batch, height, width, k, _, capsules, d = seen.shape
+    written = seen.permute(0, 3, 4, 5, 6, 1, 2)
+    read = written.reshape(batch, k, k, capsules, height, width, d)
+    beside = read.permute(0, 4, 1, 5, 2, 3, 6)
+    return beside.reshape(batch, height * k, width * k, capsules, d)
+
+
 class InvertedCaps(nn.Module):
     """What `ConvCaps` and `LinearCaps` share: transforms, LayerNorm and the initial poses.
 
@@ -58,6 +75,7 @@ class InvertedCaps(nn.Module):
 
     weight: nn.Parameter
     stride = 1
+    windows = "sliding"
 
     def __init__(
         self,
@@ -108,7 +126,8 @@ class InvertedCaps(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         options: dict[str, Any] = {"stride": self.stride, "impl": self.impl}
         if isinstance(children, Unfinished):
-            if parents is None and self.initial_poses == "zeros" and not return_coefficients:
+            plain = self.initial_poses == "zeros" and self.windows == "sliding"
+            if parents is None and plain and not return_coefficients:
                 return self.norm(first_step(children, self.weight, **options))
             children = children.finished()
         children, size = self.arrange(children)
@@ -139,6 +158,8 @@ class ConvCaps(InvertedCaps):
         layer_norm: whether to normalise the new poses; False for the paper's ablation A.
         initial_poses: of the parents, before iteration 1: `zeros`, `random` (drawn at every call)
             or `learned`.
+        windows: `sliding`, as in any convolution, or `mixed`, as in the authors' first release
+            (see `mixed_windows`).
         scale: factor of the agreement; 1/√d' by default.
         impl: see `capsroute.ops.inverted.routing_step`.
     """
@@ -155,11 +176,13 @@ class ConvCaps(InvertedCaps):
         pose: str = "matrix",
         layer_norm: bool = True,
         initial_poses: str = "zeros",
+        windows: str = "sliding",
         scale: float | None = None,
         impl: str = "auto",
     ) -> None:
         check_counts(in_capsules=in_capsules, out_capsules=out_capsules)
         check_counts(kernel_size=kernel_size, stride=stride)
+        check_choice("windows", windows, WINDOWS)
         out_pose_dim = pose_dim if out_pose_dim is None else out_pose_dim
         a, b = transform_shape(pose, pose_dim, out_pose_dim)
         super().__init__(
@@ -170,17 +193,23 @@ class ConvCaps(InvertedCaps):
             scale=scale,
             impl=impl,
         )
-        self.kernel_size, self.stride, self.pose = kernel_size, stride, pose
+        self.kernel_size, self.pose, self.windows = kernel_size, pose, windows
+        self.shift = stride
+        # mixed windows are made before the step, which then finds them side by side
+        self.stride = stride if windows == "sliding" else kernel_size
 
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        image = children.shape[1:3]
-        return children, tuple((s - self.kernel_size) // self.stride + 1 for s in image)
+        size = tuple((s - self.kernel_size) // self.shift + 1 for s in children.shape[1:3])
+        if self.windows == "mixed":
+            children = mixed_windows(children, self.kernel_size, self.shift)
+        return children, size
 
     def extra_repr(self) -> str:
         _, _, n_in, n_out, a, b = self.weight.shape
         return (
             f"{n_in} -> {n_out} capsules, {self.pose} {a}×{b}, "
-            f"kernel_size={self.kernel_size}, stride={self.stride}"
+            f"kernel_size={self.kernel_size}, stride={self.shift}"
+            + (", windows=mixed" if self.windows == "mixed" else "")
         )
 
 
@@ -188,7 +217,7 @@ class LinearCaps(InvertedCaps):
     """Fully connected capsules: (B, in, d) -> (B, out, d').
 
     Children from a convolutional layer, (B, H, W, capsules, d), are flattened in that order.
-    Takes the arguments of `ConvCaps`, except those of a convolution.
+    Takes the arguments of `ConvCaps`, except those of a convolution and its windows.
     """
 
     def __init__(

@@ -77,6 +77,7 @@ class InvertedCapsNet(CapsuleClassifier):
             theirs, which is not part of the routing.
         activations: `True` for ablation C, see `layers/activated.py`.
         initial_poses: `zeros`, `random` or `learned`.
+        windows: of convolutional capsules: `sliding`, or `mixed` as in the authors' first release.
         scale: of the agreement, 1/√d unless given; 1.0 is the formula as printed.
         impl: of the routing step, see `capsroute.ops.inverted.routing_step`.
     """
@@ -86,6 +87,7 @@ class InvertedCapsNet(CapsuleClassifier):
         "layer_norm",
         "activations",
         "initial_poses",
+        "windows",
         "scale",
         "impl",
     )
@@ -102,6 +104,7 @@ class InvertedCapsNet(CapsuleClassifier):
         layer_norm: bool = True,
         activations: bool = False,
         initial_poses: str = "zeros",
+        windows: str = "sliding",
         scale: float | None = None,
         impl: str = "auto",
     ) -> None:
@@ -110,7 +113,8 @@ class InvertedCapsNet(CapsuleClassifier):
         options: dict[str, Any] = {"pose": pose, "layer_norm": layer_norm, "scale": scale}
         options |= {"initial_poses": initial_poses, "impl": impl}
         self.backbone = backbone
-        self.primary, layers = _build(rows, probe(backbone, task), pose_dim, activations, options)
+        features = probe(backbone, task)
+        self.primary, layers = _build(rows, features, pose_dim, activations, windows, options)
         self.capsules = CapsuleStack(layers, iterations=task.iterations or 1, schedule=schedule)
         self.classifier = SharedClassifier(pose_dim)
 
@@ -148,6 +152,7 @@ def _build(
     features: tuple[int, int, int],
     pose_dim: int,
     activations: bool,
+    windows: str,
     options: dict[str, Any],
 ) -> tuple[PrimaryCaps, list[nn.Module]]:
     """Modules for the rows of a table, each sized by the one before."""
@@ -170,6 +175,7 @@ def _build(
             size = convolved(size, row.kernel_size, row.stride, f"capsule layer {len(layers) + 1}")
             positions = size[0] * size[1]
             geometry: dict[str, Any] = {"kernel_size": row.kernel_size, "stride": row.stride}
+            geometry["windows"] = windows
             layers.append(conv_type(capsules, row.capsules, pose_dim, **geometry, **options))
         else:
             layers.append(linear_type(positions * capsules, row.capsules, pose_dim, **options))
