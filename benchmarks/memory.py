@@ -21,8 +21,12 @@ from capsroute.models import create_model
 from capsroute.ops.schedule import light_cone
 from capsroute.train.provenance import versions
 
-MODEL = "inverted_resnet_cifar10"
-BATCHES, ITERATIONS = (32, 128, 512), (1, 2, 4, 10)
+CASES = [
+    ("inverted_resnet_cifar10", batch, iterations)
+    for batch in (32, 128, 512)
+    for iterations in (1, 2, 4, 10)
+]
+CASES += [("inverted_matrix_multimnist_wide", 128, iterations) for iterations in (1, 2, 3)]
 MIB = 2**20
 TOO_MUCH = 100 * 2**30  # bytes of votes that nobody waits for
 
@@ -32,20 +36,19 @@ def main() -> None:
     writer.writeheader()
     where = {"device": torch.cuda.get_device_name(), **versions()}
     for impl in ("auto", "reference"):
-        for batch in BATCHES:
-            for iterations in ITERATIONS:
-                try:
-                    sizes = measure(impl, batch, iterations)
-                except torch.cuda.OutOfMemoryError:
-                    continue
-                case = {"model": MODEL, "batch": batch, "iterations": iterations, "impl": impl}
-                if sizes is not None:
-                    writer.writerow({**case, **sizes, **where})
+        for model, batch, iterations in CASES:
+            try:
+                sizes = measure(model, impl, batch, iterations)
+            except torch.cuda.OutOfMemoryError:
+                continue
+            case = {"model": model, "batch": batch, "iterations": iterations, "impl": impl}
+            if sizes is not None:
+                writer.writerow({**case, **sizes, **where})
 
 
-def measure(impl: str, batch: int, iterations: int) -> dict[str, str] | None:
+def measure(name: str, impl: str, batch: int, iterations: int) -> dict[str, str] | None:
     """Peak, poses, weights and votes in MiB; None if the votes would not fit."""
-    model: Any = create_model(MODEL, iterations=iterations, impl=impl).cuda()
+    model: Any = create_model(name, iterations=iterations, impl=impl).cuda()
     poses, votes = shapes(model, batch)
     if impl == "reference" and sum(votes) * iterations > TOO_MUCH:
         return None

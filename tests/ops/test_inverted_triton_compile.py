@@ -182,6 +182,13 @@ def test_coefficients_are_held_for_some_children_at_a_time(monkeypatch, megabyte
     assert list(itertools.chain(*chunks)) == list(range(72))
 
 
+@pytest.mark.parametrize(
+    ("parts", "size", "at_once"), [(4, 1 << 20, 4), (4, 50 << 20, 2), (4, 1 << 30, 1), (1, 1, 1)]
+)
+def test_parts_of_the_parents_share_a_buffer_that_would_be_large(parts, size, at_once):
+    assert tuning.parts_at_once(parts, size) == at_once
+
+
 @pytest.mark.parametrize(("channels", "block"), [(512, 512), (1152, 128), (4096, 1024), (36, 64)])
 def test_folding_leaves_few_lanes_idle(channels, block):
     assert least_padding(channels, min(1024, power_of_two(channels))) == block

@@ -43,6 +43,13 @@ def test_some_children_at_a_time_give_the_same_gradients(name, monkeypatch):
         assert torch.equal(chunks[1], whole[1])  # of a child, so no sum crosses chunks
 
 
+@pytest.mark.parametrize("name", ["conv 6×6", "conv 8×8, 64 parents"])
+def test_some_parents_at_a_time_are_within_the_budget(name, monkeypatch):
+    monkeypatch.setattr(tuning, "WINDOW_BYTES", 0)
+    for dtype in DTYPES:
+        cases.check(cases.ODD[name], dtype, 0, "cuda", draws=5)
+
+
 @pytest.mark.parametrize(
     "name", ["conv 4×4, stride 2", "linear vector", "conv vector, several tiles"]
 )

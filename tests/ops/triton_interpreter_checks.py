@@ -109,6 +109,17 @@ def check_chunks():
     return all(good)
 
 
+def check_parts():
+    """∂L/∂children from one part of the parents at a time, and from two, of four."""
+    from capsroute.ops.inverted.triton import tuning
+
+    whole, good = tuning.WINDOW_BYTES, []
+    for tuning.WINDOW_BYTES in (0, 3 * 3 * 36 * 4 * 2):
+        good += [check_errors("linear 6×6, 40 parents", dtype) for dtype in DTYPES]
+    tuning.WINDOW_BYTES = whole
+    return all(good)
+
+
 def check_reads(shapes):
     """Nothing outside the children is read, though the last stack is not full of them."""
     from capsroute.ops.inverted.triton.geometry import Geometry
@@ -146,6 +157,7 @@ def main():
     poison_allocations()
     good = [check_errors(name, dtype) for name, dtype in itertools.product(cases.TINY, DTYPES)]
     good.append(check_chunks())
+    good.append(check_parts())
     good.append(check_groups())
     check_coefficients(cases.TINY["conv 2×2, stride 2"])
     check_coefficients(cases.TINY["conv vector"])

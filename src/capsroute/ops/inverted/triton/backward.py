@@ -6,6 +6,7 @@ added in a fixed order.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -36,9 +37,10 @@ def gradients(
     """∂L/∂children, ∂L/∂weight and ∂L/∂parents."""
     small = is_small(sizes)
     run = _small_gradients if small else large_gradients
-    parts = Tile.of(sizes).parts if small else 1
-    windows = (parts, sizes.k**2, sizes.positions, sizes.n_in, sizes.rows * sizes.a)
-    grad_windows = torch.empty(windows, device=children.device, dtype=children.dtype)
+    windows = (sizes.k**2, sizes.positions, sizes.n_in, sizes.rows * sizes.a)
+    size = math.prod(windows) * children.itemsize
+    parts = tuning.parts_at_once(Tile.of(sizes).parts, size) if small else 1
+    grad_windows = torch.empty((parts, *windows), device=children.device, dtype=children.dtype)
     grad_weight, grad_parents = run(
         grad_poses, children, weight, parents, grad_windows, sizes, scale
     )
@@ -132,22 +134,26 @@ class _SmallStep:
         sum_votes(sums, *tensors, self.sizes, self.scale, stacks, given=True, carry=carry)
 
     def fill_grad_windows(self, stacks: range, grad_windows: Tensor) -> None:
+        """Of as many parts of the parents at a time as the buffer has room for."""
         tile, chosen = self.tile, self._settings("children")
-        tiles = ceil_div(self.sizes.positions, chosen.rows // tile.r_pad)
-        splits, split = geometry.split_evenly(tiles * tile.parts, len(stacks), self._slots(chosen))
-        self._launch(
-            small_children_kernel,
-            (tiles, splits, tile.parts),
-            stacks,
-            chosen,
-            weight=self.weight,
-            parents=self.parents,
-            grad_poses=self.grad_poses,
-            grad_windows=grad_windows,
-            split=split,
-            ROWS=chosen.rows,
-            PART=tile.part,
-        )
+        tiles, parts = ceil_div(self.sizes.positions, chosen.rows // tile.r_pad), len(grad_windows)
+        splits, split = geometry.split_evenly(tiles * parts, len(stacks), self._slots(chosen))
+        for first_part in range(0, tile.parts, parts):
+            self._launch(
+                small_children_kernel,
+                (tiles, splits, parts),
+                stacks,
+                chosen,
+                weight=self.weight,
+                parents=self.parents,
+                grad_poses=self.grad_poses,
+                grad_windows=grad_windows,
+                split=split,
+                first_part=first_part,
+                ROWS=chosen.rows,
+                PART=tile.part,
+                ADD=first_part > 0,
+            )
 
     def fill_grad_weight(self, stacks: range, grad_weight: Tensor) -> None:
         tile, chosen = self.tile, self._settings("weight")

@@ -106,7 +106,7 @@ def small_coefficients_kernel(
             tl.store(coefficients + at + pair, both, mask=inside)
 
 
-@triton.jit(do_not_specialize=["begin", "end", "split"])
+@triton.jit(do_not_specialize=["begin", "end", "split", "first_part"])
 def small_children_kernel(
     weight,
     parents,
@@ -122,6 +122,7 @@ def small_children_kernel(
     begin,
     end,
     split,
+    first_part,
     N_IN: tl.constexpr,
     N_OUT: tl.constexpr,
     K: tl.constexpr,
@@ -135,18 +136,20 @@ def small_children_kernel(
     B_PAD: tl.constexpr,
     HIGH: tl.constexpr,
     PART: tl.constexpr,
+    ADD: tl.constexpr,
 ):
     """∂L/∂p of `split` stacks, seen from each window: (parts, k², positions, N_IN, R·A).
 
     A part has PART columns: g and q of that many stay in registers while the children pass, half a
-    stack at a time, since a product needs 8 columns and no more.
+    stack at a time, since a product needs 8 columns and no more. Here are those from `first_part`
+    on; they start the sums in `grad_windows`, or ADD to what launches before have left there.
     """
     MEMBERS: tl.constexpr = 8 // A_PAD
     POSITIONS: tl.constexpr = ROWS // R_PAD
     PARENTS: tl.constexpr = COLUMNS // B_PAD
     LOW: tl.constexpr = PARENTS // HIGH
     LOW_PART: tl.constexpr = PART // (HIGH * B_PAD)
-    part = tl.program_id(2)
+    part = first_part + tl.program_id(2)
     start = tl.program_id(0) * POSITIONS
     row, r = tile_rows(start, ROWS, R_PAD)
     n = tl.minimum(start + tl.arange(0, POSITIONS), positions - 1)
@@ -164,7 +167,8 @@ def small_children_kernel(
     column = part * PART + tl.arange(0, PART)
     k = tl.arange(0, 8)
     coefficients = from_stack(coefficients, begin, 2 * MEMBERS * 2 * PARENTS, positions)
-    windows = grad_windows + tl.cast(part, tl.int64) * (K * K) * positions * (N_IN * R * A)
+    slot = tl.cast(tl.program_id(2), tl.int64) * (K * K)
+    windows = grad_windows + slot * positions * (N_IN * R * A)
     first = begin + tl.program_id(1) * split
     last = tl.minimum(first + split, end)
     for stack in tl.range(first, last):
@@ -183,12 +187,12 @@ def small_children_kernel(
             child = half * MEMBERS + k // A_PAD
             tap = tl.cast(child // N_IN, tl.int64) * positions * (N_IN * R * A)
             to = windows + (tap + child % N_IN * (R * A) + k % A_PAD)[None, :]
+            to += ((row * N_IN * R + r) * A)[:, None]
             real_column = (child < K * K * N_IN) & (k % A_PAD < A)
-            tl.store(
-                to + ((row * N_IN * R + r) * A)[:, None],
-                grad_p.to(windows.dtype.element_ty),
-                mask=((row < positions) & (r < R))[:, None] & real_column[None, :],
-            )
+            inside = ((row < positions) & (r < R))[:, None] & real_column[None, :]
+            if ADD:
+                grad_p += tl.load(to, mask=inside, other=0.0).to(tl.float32)
+            tl.store(to, grad_p.to(windows.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["begin", "end", "split"])

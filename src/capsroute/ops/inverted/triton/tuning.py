@@ -17,6 +17,8 @@ SHARED_MEMORY = 99 << 10  # of a program on consumer cards; Hopper has 227 KiB
 SCRATCH = 2 << 10  # exchanges between warps, beside what is loaded ahead
 # Of r and slopes held at a time: with half as many, a launch has too few programs (README.md).
 COEFFICIENT_BYTES = 128 << 20
+# Of ∂L/∂children in every window, from parts of the parents: more than one only if they are small
+WINDOW_BYTES = 128 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,13 @@ def chunks(tile: Tile, positions: int, dtype: torch.dtype) -> list[range]:
     each = ceil_div(tile.stacks, ceil_div(tile.stacks, most))
     firsts = range(0, tile.stacks, each)
     return [range(first, min(first + each, tile.stacks)) for first in firsts]
+
+
+def parts_at_once(parts: int, size: int) -> int:
+    """How many of `parts`, a power of two, with a buffer of `size` bytes for each."""
+    while parts > 1 and parts * size > WINDOW_BYTES:
+        parts //= 2
+    return parts
 
 
 def _pairs(rows: int, columns: int, tile: Tile, dtype: torch.dtype) -> int:
