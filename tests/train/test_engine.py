@@ -439,6 +439,14 @@ class TestFolders:
         mixed = dataclasses.replace(config, data=dataclasses.replace(config.data, cutmix=0.5))
         self.refused(mixed, out, "`cutmix` is 0.0 there and 0.5 here")
 
+    def test_a_run_may_be_saved_more_or_less_often_when_it_goes_on(
+        self, config, stopped_once, whole, tmp_path
+    ):
+        out = tmp_path / "run"
+        shutil.copytree(stopped_once, out)
+        run(dataclasses.replace(config, checkpoint_every=100), out)
+        assert metrics(out)[-1]["train_loss"] == metrics(whole)[-1]["train_loss"]
+
     @pytest.mark.parametrize("seed", [0, 3])  # the same run, and another
     def test_a_folder_in_use(self, config, tmp_path, with_changes, seed):
         folder = RunFolder(tmp_path / "run")

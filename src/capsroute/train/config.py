@@ -26,6 +26,7 @@ AT_LEAST = {
 }
 NOT_NEGATIVE = ("lr", "weight_decay", "capsule_decay", "clip")
 DECISIVE = ("data", "pretrained", "backbone")  # the model, the recipe and the name follow from them
+WITHOUT_EFFECT = ("checkpoint_every",)  # on what is trained, so a run may go on with another
 SHARES = ("validation", "momentum", "warmup", "label_smoothing", "ema")
 
 
@@ -204,11 +205,11 @@ def differences(config: Config, saved: dict[str, Any]) -> list[str]:
     """Fields in which a config departs from a saved one, those that a user most likely typed first.
 
     As '`name` is … there and … here'. A field that an older version did not know has its default
-    there.
+    there. How often a run is saved is no difference.
     """
     here = _flat(json.loads(config.to_json()))
     there = _flat(json.loads(Config().to_json())) | _flat(saved)
-    names = [*DECISIVE, *here, *there]
+    names = [name for name in (*DECISIVE, *here, *there) if name not in WITHOUT_EFFECT]
     return [
         f"`{name}` is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in sorted(dict.fromkeys(names), key=lambda name: name == "experiment")
