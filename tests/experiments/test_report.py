@@ -216,6 +216,7 @@ class TestCheck:
             ({"test_accuracy_last": 96.0}, "`test_accuracy_last` must be 95.0, got 96.0"),
             ({"test_accuracy_best": 96.0}, "`test_accuracy_best` must be 95.5, got 96.0"),
             ({"train_seconds": 1.0}, "`train_seconds` must be 6.0, got 1.0"),
+            ({"images_per_second": 1.0}, "`images_per_second` must be 1000.0, got 1.0"),
             ({"params": 1}, "`params` must be 1828817, got 1"),
             ({"iterations": 3}, "`iterations` must be 2, got 3"),
             ({"dtype": "float32"}, "`dtype` must be 'bfloat16'"),

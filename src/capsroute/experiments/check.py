@@ -1,10 +1,9 @@
 """Can every committed number be traced? Each problem is one line; no lines, no problems."""
 
 import json
-import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from capsroute.experiments.cards import check_cards
 from capsroute.experiments.cells import parameters
@@ -17,13 +16,20 @@ from capsroute.experiments.evidence import (
 from capsroute.experiments.figures import drawn_from
 from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.markers import check_markers, marked_pages
+from capsroute.experiments.origins import (
+    ORIGIN,
+    check_commits,
+    check_origin,
+    check_studies,
+    check_tuning,
+    named_commits,
+)
 from capsroute.experiments.presets import list_experiments
 from capsroute.experiments.report import Measured, figures, results_text
 from capsroute.models import model_info
 
-ORIGIN = ("device", "python", "torch", "capsroute", "commit")
 NAMED = ("experiment", "seed", *ORIGIN)
-"""What every result must name; the rest of a summary may be unknown."""
+"""What every run must name; the rest of a summary may be unknown."""
 TIMES = ("seconds", "images_per_second")
 """Of metrics: what differs when the same run is made twice."""
 MEASURED = {
@@ -32,6 +38,7 @@ MEASURED = {
     "test_accuracy_last": "test_accuracy",
     "val_accuracy": "val_accuracy",
     "train_seconds": "seconds",
+    "images_per_second": "images_per_second",
 }
 """Fields of a summary, and those of the last line of metrics that they repeat."""
 
@@ -45,10 +52,13 @@ def check(results: Path, root: Path, timings: Path) -> list[str]:
     That is RESULTS.md, figures, marked numbers in pages, and cards of weights that ship.
     """
     problems = [line for folder in find_evidence(results) for line in _check_folder(folder)]
+    problems += [*check_studies(results), *check_tuning(results)]
     if problems:  # nothing can be made of broken evidence
         return problems
     measured = Measured.read(results, timings)
+    runs = chain.from_iterable(measured.evidence.values())
     return [
+        *check_commits(named_commits(runs, results, timings.parent), results.parent),
         *(line for runs in measured.evidence.values() for line in _check_copies(runs)),
         *_check_report(measured, root),
         *(line for page in marked_pages(root) for line in check_markers(page, measured, results)),
@@ -75,9 +85,9 @@ def _check_folder(folder: Path) -> list[str]:
 
 def _check_names(result: Result) -> list[str]:
     summary, config = result.summary, result.config
-    problems = _check_origin(summary, NAMED)
+    problems = check_origin(summary, NAMED)
     for number, leg in enumerate(summary.get("resumed_from", []), 1):
-        found = _check_origin(leg, ORIGIN)
+        found = check_origin(leg)
         problems += [f"leg {number} of a resumed run: {problem}" for problem in found]
     if result.experiment not in list_experiments():
         problems.append(f"no preset is called {result.experiment}, so nobody can run it again")
@@ -87,16 +97,6 @@ def _check_names(result: Result) -> list[str]:
     ):
         if written != {folder}:
             problems.append(f"`{name}` must be {folder!r}, the folder's, in config and summary")
-    return problems
-
-
-def _check_origin(record: dict[str, Any], names: Sequence[str]) -> list[str]:
-    problems = [f"`{name}` is unknown" for name in names if record.get(name) is None]
-    if record.get("dirty"):
-        problems.append("it was made from a changed tree (`dirty`), so nobody can run it again")
-    commit = record.get("commit")
-    if commit is not None and not re.fullmatch(r"[0-9a-f]{40}", str(commit)):
-        problems.append(f"`commit` must be 40 hex digits, got {commit!r}")
     return problems
 
 

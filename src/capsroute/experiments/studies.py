@@ -19,6 +19,13 @@ from capsroute.experiments.sharpness import FOLDER as SHARPER
 BATCH_NORM = "batch_norm"  # folders under results/
 ROUNDING = "gradient_rounding"
 TUNING = "tuning"
+TUNING_ORIGIN = ("python", "torch", "capsroute", "dirty")
+TUNING_COLUMNS = (
+    *("change", "epochs", "seed", "val_accuracy", "seconds", "device", "commit"),
+    *(*TUNING_ORIGIN, "config"),
+)
+OLD_TUNING_COLUMNS = tuple(name for name in TUNING_COLUMNS if name not in TUNING_ORIGIN)
+"""Of the files of tools/tune_recipe.py, and of those from before rows named versions."""
 Found = Mapping[str, Mapping[str, Any]]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

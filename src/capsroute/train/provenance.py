@@ -96,17 +96,19 @@ def _git() -> tuple[str | None, bool | None]:
     here = Path(__file__).parent
     try:
         # an installed package may lie inside somebody else's repository, which tracks none of it
-        _run_git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        run_git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         # what lies beside the package, such as a run's results, does not change what it computes
-        changed = _run_git(here, "status", "--porcelain", "--", str(here.parent))
-        return _run_git(here, "rev-parse", "HEAD"), bool(changed)
+        changed = run_git(here, "status", "--porcelain", "--", str(here.parent))
+        return run_git(here, "rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("CAPSROUTE_COMMIT") or None, None
 
 
-def _run_git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str, given: str | None = None) -> str:
+    """What git answers, `given` being its input; or an OSError or CalledProcessError."""
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str | None:
