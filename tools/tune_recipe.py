@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from capsroute.experiments import preset
+from capsroute.experiments.studies import TUNING_COLUMNS, TUNING_ORIGIN
 from capsroute.files import write_whole
 from capsroute.train.build import Runtime
 from capsroute.train.config import Config
 from capsroute.train.engine import DivergedError, train
+from capsroute.train.provenance import named
 from capsroute.train.reporting import Reporter
 
 RESULTS = Path(__file__).parents[1] / "results" / "tuning"
 HELD_BACK = 0.2
-COLUMNS = ("change", "epochs", "seed", "val_accuracy", "seconds", "device", "commit", "config")
 Row = dict[str, Any]
 
 
@@ -102,14 +103,17 @@ def run(config: Config, change: str) -> Row:
     try:
         with tempfile.TemporaryDirectory() as folder:
             found = train(config, Path(folder) / "run", Runtime(), Reporter())
-    except DivergedError:
-        return dict.fromkeys(COLUMNS, "") | row
-    return row | {
+    except DivergedError as error:
+        return dict.fromkeys(TUNING_COLUMNS, "") | row | where(named(error.origins))
+    measured = {
         "val_accuracy": round(found["val_accuracy"], 2),
         "seconds": round(found["train_seconds"]),
-        "device": found["device"],
-        "commit": found["commit"],
     }
+    return row | measured | where(found)
+
+
+def where(found: dict[str, Any]) -> Row:
+    return {name: found[name] for name in ("device", "commit", *TUNING_ORIGIN)}
 
 
 def read(path: Path) -> list[Row]:
@@ -121,7 +125,7 @@ def read(path: Path) -> list[Row]:
 
 def write(path: Path, rows: list[Row]) -> None:
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(buffer, TUNING_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)

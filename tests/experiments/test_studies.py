@@ -42,7 +42,11 @@ def test_tuning(tmp_path):
         "optim.lr=9,100,0,,,,0123456789,bb\n"
     )
     (section,) = filter(None, Studies.read(tmp_path).sections({}))
-    assert section.splitlines()[-2:] == [
+    rows = [
         "| fast | `as it is` | 100 | 0 | 94.10 | `01234567` |",
         "| fast | `optim.lr=9` | 100 | 0 | diverged | `01234567` |",
     ]
+    assert section.splitlines()[-2:] == rows
+    (tmp_path / "tuning" / "notes.md").write_text("What else to know.\n")
+    (section,) = filter(None, Studies.read(tmp_path).sections({}))
+    assert section.splitlines()[-4:] == [*rows, "", "What else to know."]

@@ -1,11 +1,17 @@
 """tools/tune_recipe.py: which runs it plans, and that none starts before all are known to fit."""
 
+import csv
 import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from capsroute.experiments import preset
+from capsroute.experiments.origins import check_tuning
+from capsroute.experiments.studies import OLD_TUNING_COLUMNS, TUNING_COLUMNS
+from capsroute.train.engine import DivergedError
+from capsroute.train.provenance import origin
 from load_tool import load_tool
 
 
@@ -22,7 +28,7 @@ def started(tool, monkeypatch):
     def run(config, change):
         configs.append(config)
         row = {"change": change or "as it is", "config": tool.digest(config)}
-        return dict.fromkeys(tool.COLUMNS, "") | row | {"val_accuracy": 90.0}
+        return dict.fromkeys(TUNING_COLUMNS, "") | row | {"val_accuracy": 90.0}
 
     monkeypatch.setattr(tool, "run", run)
     return configs
@@ -45,6 +51,47 @@ def test_changes_are_tried_once_on_a_validation_split(tool, started, monkeypatch
     assert {(each.data.validation, each.epochs) for each in started} == {(0.2, 7)}
     rows = (tmp_path / "fast_cifar10.csv").read_text().splitlines()
     assert len(rows) == 3 and rows[2].startswith(change)
+
+
+@pytest.fixture
+def trained(tool, monkeypatch):
+    """Where runs say they were made; those at a learning rate of 9 diverge."""
+    here = origin(torch.device("cpu")) | {"commit": "a" * 40, "dirty": False}
+
+    def train(config, *_):
+        if config.optim.lr == 9:
+            raise DivergedError("the loss is not finite in step 1", [here | {"torch": "2"}, here])
+        return here | {"val_accuracy": 94.567, "train_seconds": 81.2}
+
+    monkeypatch.setattr(tool, "train", train)
+    return here
+
+
+def test_rows_say_where_they_were_measured_diverged_or_not(tool, trained, monkeypatch, tmp_path):
+    folder = tmp_path / "tuning"
+    call(tool, monkeypatch, folder, "optim.lr=9")
+    with (folder / "fast_cifar10.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["val_accuracy"] for row in rows] == ["94.57", ""]
+    for row in rows:
+        assert {name: row[name] for name in ("device", "python", "torch", "capsroute")} == {
+            name: trained[name] for name in ("device", "python", "torch", "capsroute")
+        }
+        assert (row["commit"], row["dirty"]) == ("a" * 40, "False")
+    assert check_tuning(tmp_path) == []
+
+
+def test_a_file_from_before_rows_named_versions_goes_on(tool, trained, monkeypatch, tmp_path):
+    path = tmp_path / "tuning" / "fast_cifar10.csv"
+    path.parent.mkdir()
+    old = dict.fromkeys(OLD_TUNING_COLUMNS, "1") | {"device": "NVIDIA H200", "commit": "b" * 40}
+    path.write_text(f"{','.join(old)}\n{','.join(old.values())}\n")
+    call(tool, monkeypatch, path.parent)
+    with path.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["commit"], first["torch"]) == ("b" * 40, "")
+    assert (second["commit"], second["torch"]) == ("a" * 40, trained["torch"])
+    assert check_tuning(tmp_path) == []
 
 
 def test_as_it_is_means_another_run_once_the_preset_has_changed(

@@ -38,6 +38,7 @@ class Studies(NamedTuple):
     batch_norm: Found = NOTHING
     rounding: Found = NOTHING
     tuning: Mapping[str, list[dict[str, str]]] = NOTHING
+    tuning_notes: str = ""
 
     @classmethod
     def read(cls, results: Path) -> "Studies":
@@ -47,6 +48,7 @@ class Studies(NamedTuple):
             _read_all(results / BATCH_NORM),
             _read_all(results / ROUNDING),
             {path.stem: _rows(path) for path in sorted((results / TUNING).glob("*.csv"))},
+            _text(results / TUNING / "notes.md"),
         )
 
     def sections(self, drawn: Mapping[str, Figure]) -> list[str]:
@@ -56,7 +58,7 @@ class Studies(NamedTuple):
             _sharper(self.sharper),
             _batch_norm(self.batch_norm),
             _rounding(self.rounding),
-            _tuning(self.tuning),
+            _tuning(self.tuning, self.tuning_notes),
         ]
 
     def figures(self) -> list[Figure]:
@@ -81,6 +83,10 @@ def _read_all(folder: Path) -> dict[str, dict[str, Any]]:
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def _settling(movements: Found, drawn: Mapping[str, Figure]) -> str:
@@ -175,7 +181,7 @@ def _rounding(found: Found) -> str:
     return "\n\n".join([title, text, markdown_table(headings, rows)])
 
 
-def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
+def _tuning(tuning: Mapping[str, list[dict[str, str]]], notes: str) -> str:
     if not tuning:
         return ""
     rows = [
@@ -194,4 +200,5 @@ def _tuning(tuning: Mapping[str, list[dict[str, str]]]) -> str:
         "made to the preset as it was at the commit named."
     )
     headings = ["preset", "change", "epochs", "seed", "held back", "commit"]
-    return "\n\n".join(["## Tuning", text, markdown_table(headings, rows)])
+    section = ["## Tuning", text, markdown_table(headings, rows), notes]
+    return "\n\n".join(filter(None, section))
