@@ -1,6 +1,7 @@
 """A finished run becomes a file of the package, with a card that says what it is."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -153,6 +154,21 @@ class TestCheckOfCards:
         edit_summary(run, **changes)
         (problem,) = self.problems(card)
         assert f": `{row}` must be " in problem and "as in tiny/seed5" in problem
+
+    @pytest.mark.parametrize("again", ["", RUN_AGAIN])
+    def test_an_accuracy_of_the_file_that_is_not_the_run_s(self, card, again):
+        text = card.read_text().replace("| evidence | ", f"| evidence | {again}")
+        (shipped,) = re.findall(r"accuracy of this file \| ([\d.]+) % of 20 test", text)
+        ran = float(re.search(r"accuracy of the run \| ([\d.]+) %", text)[1])
+        for accuracy, allowed in ((ran + 5, True), (ran + 5.01, False), (ran - 5.01, False)):
+            said = f"accuracy of this file | {accuracy:.2f} %"
+            card.write_text(text.replace(f"accuracy of this file | {shipped} %", said))
+            found = self.problems(card)  # of 20 images one may go to or from the right class
+            assert bool(found) != allowed
+            assert allowed or found[0].endswith(f"{ran:.2f} %, got {accuracy:.2f} %")
+        card.write_text(text.replace(f"| {shipped} % of 20", "| good on 20"))
+        (problem,) = self.problems(card)
+        assert "accuracies must be of test images" in problem and "'good on 20" in problem
 
     def test_a_card_may_say_that_its_evidence_is_of_the_recipe_run_again(self, card, run):
         edit_summary(run, commit="0" * 40)

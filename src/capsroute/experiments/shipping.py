@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from capsroute.data import load_dataset
-from capsroute.experiments.cards import card_text
+from capsroute.experiments.cards import card_text, is_of_run
 from capsroute.files import write_whole
 from capsroute.models.pretrained import FILES, pack
 from capsroute.models.weights import load_model
@@ -12,10 +12,6 @@ from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import load_config
 from capsroute.train.evaluation import Evaluation, evaluate
-
-WITHIN = 0.15
-"""Points by which packed weights may differ from their run. Measured in bfloat16 and in float32,
-about 15 of 10,000 images go to or from the right class; four deviations of what does not cancel."""
 
 
 def ship(
@@ -62,8 +58,7 @@ def _check_evidence(summary: Path, evidence: Path) -> None:
 
 
 def _check_weights(run: Path, last: float, measured: Evaluation) -> None:
-    within = max(WITHIN, 100 / measured.images)
-    if abs(measured.accuracy - last) > within:
+    if not is_of_run(measured.accuracy, last, measured.images):
         raise ValueError(
             f"`run` must hold the weights of its last epoch, got {run}: they get "
             f"{measured.accuracy:.2f} %, its summary says {last:.2f} %"
