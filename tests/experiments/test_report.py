@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from capsroute.bench import Case, Row, Timing, append_row
 from capsroute.experiments.check import WEIGHTS, check
@@ -195,6 +196,26 @@ class TestCheck:
         shutil.copy(results / "figures" / "iterations.png", results / "figures" / "more.png")
         (problem,) = self.problems(results)
         assert "more.png" in problem
+
+    @pytest.mark.parametrize("spoil", ["blank", "cut", "halved"])
+    def test_a_figure_whose_picture_is_not_the_one_drawn(self, results, spoil):
+        """A digest that was kept tells of the numbers, and not of what is to be seen."""
+        report(results)
+        path = results / "figures" / "iterations.png"
+        with Image.open(path) as image:
+            kept = PngInfo()
+            for key, text in image.info.items():
+                if isinstance(text, str):
+                    kept.add_text(key, text)
+            size = image.size if spoil == "blank" else (image.width // 2, image.height)
+            picture = image.convert("RGB").crop((0, 0, *size))
+        if spoil == "blank":
+            picture.paste("white", (0, 0, *size))
+        picture.save(path, pnginfo=kept)
+        if spoil == "halved":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        (problem,) = self.problems(results)
+        assert problem == f"{path} is not what the results say; run `capsroute report`"
 
     def test_weights_without_a_card(self, results):
         report(results)

@@ -14,6 +14,7 @@ from capsroute import drawing
 from capsroute.files import write_whole
 
 DIGEST_KEY = "capsroute-data"
+PIXELS_KEY = "capsroute-pixels"
 Curve = tuple[Sequence[float], Sequence[float]] | tuple[Sequence[float], Sequence[float], str]
 """Values along x and y, and DIVERGED if the run did."""
 DIVERGED = "diverged"
@@ -50,18 +51,25 @@ def _png(figure: Any, digest: str) -> bytes:
     metadata.add_text(DIGEST_KEY, digest)
     with Image.open(io.BytesIO(drawing.png(figure, dpi=100))) as image:
         picture = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        metadata.add_text(PIXELS_KEY, _pixels(picture))
         picture.save(small, format="png", optimize=True, pnginfo=metadata)
     return small.getvalue()
 
 
+def _pixels(image: Any) -> str:
+    """A digest of what is to be seen: another matplotlib draws otherwise, so none is redrawn."""
+    return hashlib.sha256(repr(image.size).encode() + image.convert("RGB").tobytes()).hexdigest()
+
+
 def drawn_from(path: Path) -> str | None:
-    """The digest that a PNG carries, if any."""
+    """The digest of numbers that a PNG carries, if any, and if its pixels are those drawn then."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            return image.info.get(DIGEST_KEY)
-    except OSError:  # no such file, or no picture
+            whole = image.info.get(PIXELS_KEY) == _pixels(image)
+            return image.info.get(DIGEST_KEY) if whole else None
+    except (OSError, SyntaxError):  # no such file, no picture, or a broken one
         return None
 
 
