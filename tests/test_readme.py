@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capsroute.experiments import list_experiments, preset
+from capsroute.experiments.markers import MARKERS
 from capsroute.inference import Predictor
 from capsroute.models import registry
 from capsroute.models.pretrained import pretrained_path
@@ -82,6 +84,46 @@ def test_python_of_a_page_runs(page, readers_folder):
 @pytest.mark.parametrize("target", re.findall(r"(?:\]\(|src=\")([^)#\"]+)", README))
 def test_links(target):
     assert target.startswith("http") or (ROOT / target).exists()
+
+
+PAPER = {
+    f"{printed:.2f}" for name in list_experiments() if (printed := preset(name).paper_accuracy)
+}
+OTHERS = {
+    "3.11": "Python",
+    "2.11": "PyTorch",
+    "2.0": "the licence",
+    "2.3": "images of 10,000 that have the two most frequent digits, in percent: no measurement",
+}
+"""Numbers that are no result of ours."""
+
+
+def unmarked(page):
+    """Decimal numbers that no marker precedes, without code and links."""
+    for marker in MARKERS.values():
+        page = marker.sub("", page)
+    page = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    page = re.sub(r"\]\([^)]*\)|src=\"[^\"]*\"|`[^`\n]*`|<!--.*?-->", " ", page)
+    return [number for number in re.findall(r"\d[\d,]*\.\d+", page) if number not in PAPER]
+
+
+def test_every_number_that_was_measured_is_marked():
+    assert set(unmarked(README)) == OTHERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It gets 94.48 %.", ["94.48"]),
+        ("| 94.48 | 95.14 | 1,234.5 |", ["94.48", "1,234.5"]),
+        ("<!-- results: fast_cifar10 test_accuracy_last mean -->95.78 ± 0.15", ["0.15"]),
+        ("<!-- bench: cnn_cifar10 train median_ms -->\n1.6 ms and 2.5", ["2.5"]),
+        ("<!-- results: fast_cifar10 test_accuracy_last median -->95.78", ["95.78"]),
+        ("`optim.lr=0.2` [here](docs/0.5.md)\n```sh\nsleep 1.5\n```", []),
+    ],
+)
+def test_what_counts_as_unmarked(text, found):
+    assert unmarked(text) == found
 
 
 def test_the_readme_is_short():
