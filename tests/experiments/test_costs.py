@@ -13,6 +13,7 @@ from capsroute.experiments.costs import (
     memory_table,
     read_costs,
     step_table,
+    steps_stated,
 )
 from capsroute.experiments.figures import cost
 from capsroute.experiments.markers import check_markers
@@ -210,6 +211,16 @@ def test_table_of_steps(timings):
     assert shown[held, "4", "train"][4:6] == ["120.000", "60.00"]
     assert shown[MODEL, "2", "infer"][3:6] == ["2,048", "8.000", "–"]  # no backbone beside it
     assert shown["cnn_cifar10", "–", "train"][4:6] == ["1.600", "–"]
+
+
+def test_commits_that_no_git_could_tell(timings):
+    assert steps_stated(read_costs(timings)) == ""
+    add(timings, Case(MODEL, 2, "train"), 9.0, dirty=None)
+    assert steps_stated(read_costs(timings)) == " 1 of 9 commits are as stated."
+    timings.write_text(timings.read_text().replace(",x\n", ",\n"))
+    assert steps_stated(read_costs(timings)) == " All commits are as stated."
+    add_memory(timings.with_name("memory.csv"), [TestMemoryWithItsCommit.ROW], dirty=None)
+    assert memory_origin(read_costs(timings)) == "NVIDIA H200, `bbbbbbbb` as stated"
 
 
 def test_table_of_memory(timings):

@@ -301,6 +301,14 @@ class TestCheck:
         assert self.problems(results) == []
 
 
+@pytest.mark.parametrize(("dirty", "said"), [(False, "`01234567`"), (None, "`01234567` as stated")])
+def test_every_run_says_how_sure_its_commit_is(tmp_path, dirty, said):
+    write_evidence(tmp_path / "results", "fast_cifar10", [95.0], summary={"dirty": dirty})
+    text = report_text(tmp_path / "results")
+    assert text.splitlines()[-1].endswith(f"| 2.13.0 | {said} |")
+    assert "what `CAPSROUTE_COMMIT` said on a machine without git" in text
+
+
 def drop_first_line(path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
 

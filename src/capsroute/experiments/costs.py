@@ -183,6 +183,20 @@ def _step_cells(case: Case, costs: Costs) -> list[str]:
     return [*cells, f"{costs.column(case, 'median_ms'):.3f}", ratio, peak, rate, where]
 
 
+def steps_stated(costs: Costs) -> str:
+    """A sentence, if any, about rows of `step_table` whose commit nobody could check."""
+    rows = [row for case, row in costs.rows.items() if case.mode != ROUTING]
+    stated = sum(_is_stated(row) for row in rows)
+    if not stated:
+        return ""
+    return f" {'All' if stated == len(rows) else f'{stated} of {len(rows)}'} commits are as stated."
+
+
+def _is_stated(row: Row) -> bool:
+    """A machine without git, which named the commit, could not say whether the tree was changed."""
+    return not row.get("dirty")
+
+
 def _what(case: Case) -> str:
     model = case.model
     if case.backbone:
@@ -208,11 +222,13 @@ def memory_table(costs: Costs) -> tuple[list[str], list[list[str]]]:
 def memory_origin(costs: Costs) -> str:
     """Where memory.csv was measured, and with which code."""
     rows = [row for case, row in costs.rows.items() if case.mode == ROUTING]
-    places = {(row["device"], row.get("commit")): None for row in rows}  # ordered, none twice
-    return "; ".join(
-        f"{device}, {f'`{commit[:8]}`' if commit else 'commit not recorded'}"
-        for device, commit in places
-    )
+    return "; ".join(dict.fromkeys(f"{row['device']}, {_commit(row)}" for row in rows))
+
+
+def _commit(row: Row) -> str:
+    if not row.get("commit"):
+        return "commit not recorded"
+    return f"`{row['commit'][:8]}`{' as stated' if _is_stated(row) else ''}"
 
 
 def cost_figure(costs: Costs) -> dict[str, Any]:

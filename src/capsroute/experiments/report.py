@@ -14,6 +14,7 @@ from capsroute.experiments.costs import (
     memory_table,
     read_costs,
     step_table,
+    steps_stated,
 )
 from capsroute.experiments.evidence import Result, counted, diverged, read_all, spread
 from capsroute.experiments.figures import DIVERGED, Figure, convergence, cost, iterations
@@ -25,13 +26,15 @@ from capsroute.files import write_whole
 from capsroute.models import model_info
 
 TIMINGS = Path("benchmarks/gpu.csv")
+SURE_OF_COMMIT = {True: " with changes", False: "", None: " as stated"}
 Evidence = dict[str, list[Result]]
 
 INTRODUCTION = """\
 # Results
 
-This page is written by `capsroute report` from the evidence in [results/](results), and
-`capsroute report --check` verifies that the two agree. Do not edit it.
+This page is written by `capsroute report` from the evidence in [results/](results) and, for what
+models cost, the measurements in [benchmarks/](benchmarks); `capsroute report --check` verifies
+that they agree. Do not edit it.
 
 - Accuracies are percentages of the test images, given as mean ± standard deviation over n seeds.
 - **Last epoch** involves no selection. **Best test epoch** is the highest test accuracy of a run:
@@ -44,6 +47,8 @@ This page is written by `capsroute report` from the evidence in [results/](resul
 - A run **diverged** if its loss or weights stopped being finite. It has no accuracy and enters no
   mean; the number of such runs is given beside the mean.
 - **Training** is the training time, excluding evaluations, on the device named.
+- A **commit** *as stated* is what `CAPSROUTE_COMMIT` said on a machine without git, where nobody
+  could check that nothing had been changed. The other runs' were read from git, the tree unchanged.
 """
 
 
@@ -110,7 +115,7 @@ def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
         "optimiser) and of forward passes, compiled, each in one CUDA graph, in bfloat16. All were "
         "measured with `capsroute bench` by `bash benchmarks/gpu.sh` (`benchmarks/gpu.csv`). "
         "**÷ backbone** is the time relative to the backbone alone, with average pooling and a "
-        "linear layer, in the same run."
+        f"linear layer, in the same run.{steps_stated(costs)}"
     )
     figure = [markdown_picture(drawn["cost"])] if "cost" in drawn else []
     return "\n\n".join(["## What it costs", *figure, text, markdown_table(headings, rows)])
@@ -179,7 +184,7 @@ def _commits(summary: dict[str, Any]) -> str:
 def _commit(leg: dict[str, Any]) -> str:
     if leg["commit"] is None:
         return "unknown"
-    return f"`{leg['commit'][:8]}`{' with changes' if leg['dirty'] else ''}"
+    return f"`{leg['commit'][:8]}`{SURE_OF_COMMIT[leg['dirty']]}"
 
 
 def figures(measured: Measured) -> list[Figure]:
