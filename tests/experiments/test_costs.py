@@ -8,6 +8,7 @@ import pytest
 from capsroute.bench import Case, Row, Timing, append_row
 from capsroute.experiments.costs import (
     MEMORY_COLUMNS,
+    OVERSTATED,
     cost_figure,
     memory_origin,
     memory_table,
@@ -265,18 +266,58 @@ class TestFigure:
         }
         assert memory["lines"][MODEL]["auto"][1] == [500.0, 1000.0, 2000.0]
 
-    def test_the_newest_place_with_the_reference_is_drawn_or_else_the_newest(self, timings):
+    def test_the_newest_place_with_a_line_is_drawn_and_the_commit_of_a_reference_named(
+        self, timings
+    ):
         def drawn():
-            return cost_figure(read_costs(timings))["panels"][0]["lines"][MODEL]
+            time, memory = cost_figure(read_costs(timings))["panels"]
+            line = time["lines"][MODEL]
+            assert memory["commits"] == time["commits"]
+            return line["auto"][1], line["reference"], line["backbone"], time["commits"]
 
-        for iterations in (1, 2):
-            add(timings, Case(MODEL, iterations, "train"), 3.0, commit="other")
-        assert drawn()["auto"][1] == [2.2, 2.5, 6.0]
-        add(timings, Case(MODEL, 1, "train").reference, 30.0, commit="other")
-        assert drawn()["auto"][1] == [3.0, 3.0]
+        reference = [[1, 2, 4], [44.0, 50.0, 120.0]]
+        add(timings, Case(MODEL, 1, "train"), 3.0, commit="c" * 40)  # one point is no line
+        assert drawn() == ([2.2, 2.5, 6.0], reference, 2.0, "commit bbbbbbbb")
+        add(timings, Case(MODEL, 2, "train"), 3.5, commit="c" * 40)
+        assert drawn() == ([3.0, 3.5], reference, None, "commit cccccccc, reference bbbbbbbb")
+        add(timings, Case(MODEL, 1, "train").reference, 30.0, commit="d" * 40)
+        assert drawn()[1::2] == ([[1], [30.0]], "commit cccccccc, reference dddddddd")
+        add(timings, Case(MODEL, 2, "train").reference, 40.0, commit="c" * 40)
+        add(timings, Case(MODEL, 4, "train").reference, 50.0, commit="d" * 40)
+        assert drawn()[1::2] == ([[2], [40.0]], "commit cccccccc")  # of one commit, if that can be
         rows = timings.read_text().splitlines(keepends=True)
         timings.write_text("".join(row for row in rows if ",reference," not in row))
-        assert drawn()["auto"][1] == [3.0, 3.0]
+        assert drawn()[1::2] == ([[], []], "commit cccccccc")
+
+    @pytest.mark.parametrize("other", [{"device": "NVIDIA A100"}, {"torch": "y"}])
+    def test_no_reference_of_another_machine(self, timings, other):
+        for iterations in (1, 2):
+            add(timings, Case(MODEL, iterations, "train"), 3.0, **other)
+        time, _ = cost_figure(read_costs(timings))["panels"]
+        assert time["lines"][MODEL]["reference"] == [[], []]
+        assert time["commits"] == "commit bbbbbbbb"
+
+    def test_no_peak_that_is_overstated(self, timings):
+        old = min(OVERSTATED)
+        for iterations in (1, 2):
+            add(timings, Case(MODEL, iterations, "infer"), 3.0, commit=old)
+            add(timings, Case(MODEL, iterations, "train").reference, 3.0, commit=old)
+        costs = read_costs(timings)
+        panels = cost_figure(costs)["panels"]
+        assert [(panel["step"], panel["quantity"]) for panel in panels] == [
+            ("a training step", "median_ms"),
+            ("a training step", "peak_mib"),
+            ("inference", "median_ms"),
+        ]
+        shown = {tuple(row[:4]): row for row in step_table(costs)[1]}
+        assert shown[MODEL, "2", "infer", "128"][4:7] == ["3.000", "–", "–"]
+        with pytest.raises(ValueError, match="there is no `peak_mib`"):
+            costs.number(f"{MODEL}:2", "infer", "peak_mib")
+        for iterations in (1, 2):
+            add(timings, Case(MODEL, iterations, "train"), 3.0, commit="c" * 40)
+        time, memory, _ = cost_figure(read_costs(timings))["panels"]
+        assert time["commits"] == f"commit cccccccc, reference {old[:8]}"
+        assert memory["commits"] == "commit cccccccc"
 
     def test_labels_and_ticks(self, timings):
         figure = cost(cost_figure(read_costs(timings)))

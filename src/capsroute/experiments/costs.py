@@ -23,6 +23,15 @@ MEMORY_COLUMNS = (
 )
 """Of memory.csv; a file from before its rows named a commit lacks the last two."""
 MODES = {"train": "a training step", "infer": "inference"}
+OVERSTATED = frozenset(
+    {
+        "3caf1787885f8def3c8668069df13a36a99f7453",
+        "e4c5d717bf92068495fc9f90beb69c5fab1882c3",
+        "1ff01a4697909fa5f84a577b4f43710754fcd5b2",
+    }
+)
+"""Commits of gpu.csv from before 20b715f. A case's peak memory included what cuBLAS had kept of the
+cases before it in the process, 64 MiB of each: up to 0.7 GiB. Their rows are shown without it."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +117,17 @@ def look_up(path: Path, field: str) -> float:
 
 def read_costs(timings: Path) -> Costs:
     """All rows of `timings` that can be shown, which are in order of time, and memory.csv's."""
-    rows = [row for row in read_rows(timings) if _shown(row)]
+    rows = [_believed(row) for row in read_rows(timings) if _shown(row)]
     return Costs.of(timings.parent, [*_read_memory(timings.with_name("memory.csv")), *rows])
 
 
 def _shown(row: Row) -> bool:
     shown = USUAL.items() <= row.items() and row["impl"] in ("auto", "reference")
     return shown and (_usual_size(row) or bool(row["backbone"])) and _known_code(row)
+
+
+def _believed(row: Row) -> Row:
+    return row | {"peak_mib": ""} if row["commit"] in OVERSTATED else row
 
 
 def _usual_size(row: Row) -> bool:
@@ -232,10 +245,10 @@ def _commit(row: Row) -> str:
 
 
 def cost_figure(costs: Costs) -> dict[str, Any]:
-    """What the figure shows: the paper's batch, every panel of one place.
+    """What the figure shows: the paper's batch, each mode at the newest place with a line.
 
-    That is the newest place with a line of the reference, or else with any line. A model with one
-    number of iterations has no line; nothing is returned where none has.
+    The reference, which few commits have, may be of another commit; a panel names both. A model
+    with one number of iterations has no line; nothing is returned where none has.
     """
     panels: list[dict[str, Any]] = []
     devices: dict[str, None] = {}  # ordered, none twice
@@ -243,20 +256,39 @@ def cost_figure(costs: Costs) -> dict[str, Any]:
         place = _place_to_draw(mode, costs)
         if place is not None:
             for quantity in ("median_ms", "peak_mib"):
-                if lines := _lines(mode, quantity, costs.places[place]):
-                    panels.append({"step": step, "quantity": quantity, "lines": lines})
+                if panel := _panel(mode, quantity, place, costs):
+                    panels.append({"step": step, "quantity": quantity, **panel})
             devices[str(place[0])] = None
     title = f"{', '.join(devices)}, batch {BATCH}, {USUAL['dtype']}"
     return {"title": title, "panels": panels} if panels else {}
 
 
 def _place_to_draw(mode: str, costs: Costs) -> Place | None:
-    lines = {place: _lines(mode, "median_ms", rows) for place, rows in costs.places.items()}
-    drawn = [place for place, found in lines.items() if found]
-    compared = [
-        place for place in drawn if any(line["reference"][0] for line in lines[place].values())
+    drawn = [place for place, rows in costs.places.items() if _lines(mode, "median_ms", rows)]
+    return next(reversed(drawn), None)
+
+
+def _panel(mode: str, quantity: str, place: Place, costs: Costs) -> dict[str, Any]:
+    """Lines and the commits that they are of; nothing if there are none."""
+    held = _place_of_reference(mode, place, costs)
+    rows = {case: row for case, row in costs.places[place].items() if case.impl == "auto"}
+    rows |= {case: row for case, row in costs.places[held].items() if case.impl == "reference"}
+    lines = _lines(mode, quantity, rows)
+    places = [place]
+    if held != place and any(line["reference"][0] for line in lines.values()):
+        places.append(held)
+    commits = "commit " + ", reference ".join(f"{commit}"[:8] for _, _, commit in places)
+    return {"commits": commits, "lines": lines} if lines else {}
+
+
+def _place_of_reference(mode: str, place: Place, costs: Costs) -> Place:
+    """`place` if it has the reference, or else the newest of the same device and torch."""
+    found = [
+        other
+        for other, rows in costs.places.items()
+        if other[:2] == place[:2] and any((c.mode, c.impl) == (mode, "reference") for c in rows)
     ]
-    return next(reversed(compared or drawn), None)
+    return place if place in found else next(reversed(found), place)
 
 
 def _lines(mode: str, quantity: str, rows: Mapping[Case, Row]) -> dict[str, dict[str, Any]]:

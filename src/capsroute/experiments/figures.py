@@ -173,6 +173,7 @@ def _cost_panel(axis: Any, panel: Mapping[str, Any], models: list[str]) -> dict[
     }
     memory = panel["quantity"] == "peak_mib"
     axis.set(xlabel="routing iterations", xticks=sorted(counts))
+    axis.set_title(panel["commits"], fontsize=9)
     axis.set_ylabel(f"{panel['step']}, {'peak memory' if memory else 'ms'}")
     _scale(axis, [*chain(*(line.get_ydata() for line in known.values()))], memory=memory)
     axis.grid(alpha=0.3)

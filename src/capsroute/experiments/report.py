@@ -115,7 +115,9 @@ def _costs(costs: Costs, drawn: Mapping[str, Figure]) -> str:
         "optimiser) and of forward passes, compiled, each in one CUDA graph, in bfloat16. All were "
         "measured with `capsroute bench` by `bash benchmarks/gpu.sh` (`benchmarks/gpu.csv`). "
         "**÷ backbone** is the time relative to the backbone alone, with average pooling and a "
-        f"linear layer, in the same run.{steps_stated(costs)}"
+        "linear layer, in the same run. Peak memory is left out (–) for commits "
+        "that overstated it, by what earlier cases of the process had left."
+        f"{steps_stated(costs)}"
     )
     figure = [markdown_picture(drawn["cost"])] if "cost" in drawn else []
     return "\n\n".join(["## What it costs", *figure, text, markdown_table(headings, rows)])
