@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -13,7 +14,7 @@ from capsroute.bench import Case, Row, Timing, append_row
 from capsroute.experiments.check import WEIGHTS, check
 from capsroute.experiments.costs import Costs
 from capsroute.experiments.evidence import Spread, read_all, read_evidence
-from capsroute.experiments.figures import drawn_from
+from capsroute.experiments.figures import convergence, drawn_from
 from capsroute.experiments.markdown import FIGURES
 from capsroute.experiments.markers import check_markers, fill_markers
 from capsroute.experiments.presets import preset
@@ -117,6 +118,39 @@ def test_a_convergence_curve_that_diverged_is_drawn_to_its_end_and_crossed(resul
     assert list(cross.get_ydata()) == [60.0]
     assert [50.0, 60.0] in [list(line.get_ydata()) for line in lines]
     assert drawn.legends[0].get_texts()[-1].get_text() == "diverged"
+
+
+def test_runs_of_another_length_have_a_panel_of_their_own(tmp_path):
+    results = tmp_path / "results"
+    for name in ("inverted_small_multimnist", "digits_r2", "digits_r4", "fast_cifar100"):
+        write_evidence(results, name, [70.0])
+    found = figures(Measured.read(results, tmp_path / TIMINGS))
+    (shown,) = [figure for figure in found if figure.name == "convergence_beyond"]
+    assert {title: sorted(lines) for title, lines in shown.data.items()} == {
+        "DiverseMultiMNIST, 6 epochs": ["inverted_small_multimnist"],
+        "DiverseMultiMNIST, 350 epochs": ["digits_r2", "digits_r4"],
+        "CIFAR-100": ["fast_cifar100"],
+    }
+    short, *_ = shown.draw(shown.data).axes
+    assert short.get_title() == "DiverseMultiMNIST, 6 epochs" and short.get_xlim()[1] < 7
+
+
+@pytest.mark.parametrize("count", [2, 10, 11, 20])
+def test_no_two_experiments_have_one_colour(count):
+    lines = {f"line {index}": [([1, 2], [50.0, 60.0])] for index in range(count)}
+    (axis,) = convergence({"CIFAR-10": lines}).axes
+    assert len({to_hex(line.get_color()) for line in axis.get_lines()}) == count
+
+
+def test_the_iteration_figure_tells_what_was_not_run(tmp_path):
+    write_evidence(tmp_path / "results", "inverted_simple_cifar10_r3", [86.0])
+    write_diverged(tmp_path / "results", "em_simple_cifar10_r5")
+    figure = iteration_figure(tmp_path / "results")
+    legend = figure.draw(figure.data).axes[0].get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels[:2] == ["dynamic, not run yet", "EM, diverged"] and labels[-1] == "inverted"
+    # ours has bars for the deviation, and is no plain line
+    assert [line.get_linestyle() for line in legend.get_lines()] == ["--"] * 5
 
 
 def test_the_iteration_figure_shows_in_detail_what_is_better_than_the_paper(tmp_path):

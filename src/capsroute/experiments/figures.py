@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capsroute import drawing
+from capsroute.experiments.cells import NOT_RUN
 from capsroute.files import write_whole
 
 DIGEST_KEY = "capsroute-data"
@@ -18,6 +19,7 @@ PIXELS_KEY = "capsroute-pixels"
 Curve = tuple[Sequence[float], Sequence[float]] | tuple[Sequence[float], Sequence[float], str]
 """Values along x and y, and DIVERGED if the run did."""
 DIVERGED = "diverged"
+PAPER: dict[str, Any] = {"lw": 1.0, "marker": ".", "alpha": 0.6}
 CROSS: dict[str, Any] = {"marker": "x", "ls": "", "ms": 7, "mew": 1.8}
 
 
@@ -83,7 +85,7 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
     figure = drawing.figure(max(6.0, 4.0 * columns), 3.4 * rows)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     labels = sorted(set(chain(*panels.values())))
-    colors = {label: f"C{index}" for index, label in enumerate(labels)}
+    colors = dict(zip(labels, _colors(len(labels)), strict=True))
     known: dict[str, Any] = {}
     crosses: dict[str, Any] = {}
     for axis, (title, lines) in zip(axes, panels.items(), strict=False):
@@ -103,6 +105,15 @@ def convergence(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Any:
     return figure
 
 
+def _colors(count: int) -> list[Any]:
+    """As many different ones, up to 20."""
+    if count <= 10:
+        return [f"C{index}" for index in range(count)]
+    from matplotlib import colormaps
+
+    return [colormaps["tab20"](index) for index in range(count)]
+
+
 def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
     """Accuracy against iterations, the paper's dashed and ours solid; right, above 79 % in detail.
 
@@ -110,24 +121,28 @@ def iterations(routings: Mapping[str, Mapping[str, Any]]) -> Any:
     """
     figure = drawing.figure(10.0, 4.2)
     whole, detail = figure.subplots(1, 2)
+    known: dict[str, Any] = {}
     for index, (routing, lines) in enumerate(routings.items()):
+        ours = lines["ours"]
+        missing = "" if ours else f", {DIVERGED if lines['diverged'] else NOT_RUN}"
         for axis in (whole, detail):
-            paper = lines["paper"]
-            axis.plot(*paper, "--", color=f"C{index}", lw=1.0, marker=".", alpha=0.6)
-            counts, means, stds = zip(*lines["ours"], strict=True) if lines["ours"] else ([],) * 3
-            axis.errorbar(
-                counts, means, stds, color=f"C{index}", marker="o", capsize=3, label=routing
-            )
+            drawn: Any
+            (drawn,) = axis.plot(*lines["paper"], "--", color=f"C{index}", **PAPER)
+            if ours:
+                counts, means, stds = zip(*ours, strict=True)
+                drawn = axis.errorbar(counts, means, stds, color=f"C{index}", marker="o", capsize=3)
+            known[routing + missing] = drawn
     for axis in (whole, detail):
         axis.set(xlabel="routing iterations", ylabel="best test epoch, %", xticks=range(1, 6))
         axis.grid(alpha=0.3)
-    ours = [mean for lines in routings.values() for _, mean, _ in lines["ours"]]
-    detail.set(ylim=(79, max([87, *ours]) + 0.5))
+    best = [mean for lines in routings.values() for _, mean, _ in lines["ours"]]
+    detail.set(ylim=(79, max([87, *best]) + 0.5))
     crosses = _draw_diverged(whole, [lines["diverged"] for lines in routings.values()])
     title = "solid: ours, dashed: the paper's" + (
         "\n×: a seed that diverged, at chance" if crosses else ""
     )
-    whole.legend(frameon=False, fontsize=8, title=title, title_fontsize=8)
+    style = {"frameon": False, "fontsize": 8, "title": title, "title_fontsize": 8}
+    whole.legend(known.values(), known.keys(), **style)
     return figure
 
 

@@ -207,15 +207,26 @@ def figures(measured: Measured) -> list[Figure]:
 
 
 def _panels(table: Table, evidence: Evidence) -> dict[str, dict[str, list[Any]]]:
-    panels: dict[str, dict[str, list[Any]]] = {}
+    """Curves by panel and line; runs of another length have a panel of their own."""
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for row in table.rows:
         runs = evidence.get(row.experiment, [])
         curves = [_curve(run) for run in counted(runs)]
         # one that diverged before its first evaluation has no curve
         curves += [[*_curve(run), DIVERGED] for run in diverged(runs) if run.metrics]
         if curves:
-            panels.setdefault(row.panel, {})[row.line] = curves
-    return panels
+            panel = found.setdefault(row.panel, {}).setdefault(_length(row.experiment), {})
+            panel[row.line] = curves
+    return {
+        f"{title}, {length}" if len(lengths) > 1 else title: lines
+        for title, lengths in found.items()
+        for length, lines in lengths.items()
+    }
+
+
+def _length(experiment: str) -> str:
+    config = preset(experiment).config
+    return f"{config.steps:,} steps" if config.epochs is None else f"{config.epochs} epochs"
 
 
 def _curve(run: Result) -> list[Any]:
