@@ -63,11 +63,27 @@ def test_a_run_that_was_cut_goes_on_from_three_files_carried_elsewhere(tiny, tmp
     for name in ("config.json", "metrics.jsonl", "state.pt"):
         shutil.copy(tiny.run / name, there.run / name)
     watching = StopAt(None)
-    assert there.epochs_done() > 0
+    assert there.reached() == "epoch 1.4"  # seven steps, of five in an epoch
     assert reproduce(there, CPU, watching) == "done" and watching.resumed_after == 7
     reproduce(tiny, CPU, Reporter())
     carried, stayed = (read_evidence(job.evidence).metrics for job in (there, tiny))
     assert [record["test_loss"] for record in carried] == [r["test_loss"] for r in stayed]
+
+
+def test_how_far_a_run_came_that_was_cut(tiny):
+    with pytest.raises(Interrupted):
+        reproduce(tiny, CPU, StopAt(4))  # before the first evaluation, in step 6
+    assert tiny.reached() == "step 4"
+    with pytest.raises(Interrupted):
+        reproduce(tiny, CPU, StopAt(10))
+    assert tiny.reached() == "epoch 2"
+    state = tiny.run / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])  # which the run will report when it goes on
+    assert tiny.reached() == "epoch 1.2"
+    state.unlink()
+    assert tiny.reached() == "epoch 1.2"
+    (tiny.run / "metrics.jsonl").unlink()
+    assert tiny.reached() == "step 0"
 
 
 def test_a_resumed_run_that_diverged_names_where_it_began(tiny, monkeypatch, tmp_path):

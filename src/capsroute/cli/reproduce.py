@@ -45,7 +45,8 @@ class Options:
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME…]")] = ()
     """Experiments, or shell patterns that match several; '*' for all of them."""
     list: Flag = False
-    """List every experiment: the paper's number, ours, and which seeds are done."""
+    """List every experiment: the paper's number (in brackets the authors' average, where it is
+    known), ours, and which seeds are done."""
     seeds: tuple[int, ...] = (0,)
     """Seeds, with one run for each."""
     budget_minutes: Annotated[float | None, optional("M")] = None
@@ -188,17 +189,19 @@ def _listing(
 ) -> Table:
     table = Table(title=f"{title} ({len(names)})", title_justify="left")
     table.add_column("experiment", no_wrap=True)
-    for heading in ("paper %", "last epoch %", "best epoch %"):
+    for heading in ("paper % (mean)", "last epoch %", "best epoch %"):
         table.add_column(heading, justify="right")
     table.add_column("runs")
     for name in names:
         runs = results.get(name, [])
-        paper = preset(name).paper_accuracy
+        chosen = preset(name)
+        paper, average = chosen.paper_accuracy, chosen.authors_average
         missing = "diverged" if diverged(runs) else "–"
         ours = [spread(runs, f"test_accuracy_{epoch}") for epoch in ("last", "best")]
         table.add_row(
             name,
-            "–" if paper is None else f"{paper:.2f}",
+            ("–" if paper is None else f"{paper:.2f}")
+            + ("" if average is None else f" ({average:.2f})"),
             *(missing if value is None else str(value) for value in ours),
             _seeds(name, runs, options),
         )
@@ -212,7 +215,7 @@ def _seeds(name: str, runs: list[Result], options: Options) -> str:
     for seed in sorted(known):
         job = Job.of(name, seed, options.runs, options.results)
         status = job.status()
-        after = f" after epoch {job.epochs_done():.0f}" if status == "cut" else ""
+        after = f" after {job.reached()}" if status == "cut" else ""
         parts.setdefault(status + after, []).append(str(seed))
     if list(parts) == ["not run"]:
         return "not run"

@@ -58,10 +58,18 @@ class Job:
             return "diverged" if found.diverged else "done"
         return "cut" if RunFolder(self.run).has_progress() else "not run"
 
-    def epochs_done(self) -> float:
-        """Of a run that was cut, up to its last evaluation."""
-        records = MetricsFile(RunFolder(self.run).metrics).read()
-        return records[-1]["epoch"] if records else 0.0
+    def reached(self) -> str:
+        """Of a run that was cut: the epoch of its last checkpoint; before any evaluation, the step.
+
+        Without a checkpoint that can be read, its last evaluation.
+        """
+        folder = RunFolder(self.run)
+        records, step = MetricsFile(folder.metrics).read(), folder.saved_step()
+        if not records:
+            return f"step {step or 0:,}"
+        last = records[-1]
+        epoch = last["epoch"] * (step or last["step"]) / last["step"]
+        return f"epoch {round(epoch, 1):g}"
 
 
 def select(patterns: Sequence[str]) -> list[str]:

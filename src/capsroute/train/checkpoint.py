@@ -9,7 +9,7 @@ import fcntl
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,13 @@ class RunFolder:
                 "to start this run again"
             ) from None
         return state
+
+    def saved_step(self) -> int | None:
+        """Of the last checkpoint, its tensors not read; None if none is there to be read."""
+        with suppress(Exception):  # a damaged one is an error of the run that goes on from it
+            state = torch.load(self.state, map_location="cpu", weights_only=True, mmap=True)
+            return int(state["step"])
+        return None
 
     def read_summary(self) -> dict[str, Any]:
         return read_json(self.summary)
