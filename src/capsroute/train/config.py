@@ -49,7 +49,7 @@ class ModelConfig:
     initial_poses: Literal["zeros", "random", "learned"] | None = None
     """Parents' poses before the first iteration (inverted models)."""
     windows: Literal["sliding", "mixed"] | None = None
-    """How convolutional capsules read: mixed is the authors' first release's way (inverted)."""
+    """Windows of convolutional capsules; mixed: as in the authors' first release (inverted)."""
     backbone: str | None = None
     """Backbone, such as timm/resnet50 (inverted ResNet models)."""
     pretrained: str | None = None
