@@ -92,7 +92,7 @@ def test_a_folder_of_images_trains(train, images, tmp_path):
         (["--lerning-rate", "3"], "did you mean --lr?"),
         (
             ["--optimizer", "sdg"],
-            "`--optimizer` must be adam or sgd, got 'sdg'; did you mean 'sgd'?",
+            "`--optimizer` must be adam, muon or sgd, got 'sdg'; did you mean 'sgd'?",
         ),
         (
             ["--schedule", "concurent"],

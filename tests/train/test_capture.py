@@ -108,7 +108,7 @@ class TestOnTheCard:
     def runtimes(self):
         return Runtime("cuda", compile="no"), Runtime("cuda", compile="no", capture=False)
 
-    @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+    @pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
     def test_graphs_follow_the_plain_steps(self, config, tmp_path, runtimes, optimizer):
         optim = dataclasses.replace(
             config.optim, optimizer=optimizer, lr=1e-3, ema=0.9, lr_schedule="cosine"
@@ -120,7 +120,7 @@ class TestOnTheCard:
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
     @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-    @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+    @pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
     def test_what_is_compiled_follows_too(self, config, tmp_path, runtimes, optimizer):
         """As a run is by default: steps and evaluation compiled, then captured."""
         optim = dataclasses.replace(

@@ -131,6 +131,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, whole, tmp_path, stop, signum
     assert metrics(tmp_path / "stopped") == metrics(whole)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_other_optimizers_go_on_bit_for_bit_too(config, tmp_path, optimizer):
+    optim = dataclasses.replace(config.optim, optimizer=optimizer, nesterov=True)
+    config = dataclasses.replace(config, optim=optim)
+    run(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "stopped", StopAt(5))
+    run(config, tmp_path / "stopped")
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+
+
 class StopInEvaluation:
     """Raises a user's signal in a batch of evaluation, counted from 0 over all evaluations."""
 

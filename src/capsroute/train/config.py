@@ -93,16 +93,16 @@ class OptimConfig:
 
     loss: Literal["auto", "cross_entropy", "binary_cross_entropy", "margin", "spread"] = "auto"
     """`auto`: the loss that the model's family was published with."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """SGD with momentum, or Adam."""
+    optimizer: Literal["sgd", "adam", "muon"] = "sgd"
+    """SGD with momentum, Adam, or Muon, which equalises the singular values of an update."""
     lr: float = 0.1
     """Peak learning rate."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD and Muon."""
     nesterov: bool = False
-    """Use Nesterov momentum (SGD)."""
+    """Use Nesterov momentum (SGD, Muon)."""
     weight_decay: float = 5e-4
-    """L2 penalty on all parameters, as in the authors' code."""
+    """L2 penalty on all parameters, as in the authors' code (Muon: they shrink by lr times it)."""
     capsule_decay: float | None = None
     """Weight decay of the capsule layers, if different."""
     lr_schedule: Literal["step", "cosine", "constant"] = "step"

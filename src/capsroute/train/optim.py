@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.sgd import sgd
 
 from capsroute.train.config import OptimConfig
+from capsroute.train.muon import Muon, matrix_kinds
 
 
 def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -19,6 +20,10 @@ def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     groups = _groups(config, model)
     if config.optimizer == "adam":
         return torch.optim.Adam(groups, lr, capturable=gpu, fused=gpu or None)
+    if config.optimizer == "muon":
+        groups = _matrices_apart(groups, matrix_kinds(model))
+        settings: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov}
+        return Muon(groups, lr, capturable=gpu, **settings)
     optimizer = torch.optim.SGD(
         groups, lr, momentum=config.momentum, nesterov=config.nesterov, fused=gpu or None
     )
@@ -42,6 +47,19 @@ def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
         {"params": rest, "weight_decay": config.weight_decay},
         {"params": routing, "weight_decay": config.capsule_decay},
     ]
+
+
+def _matrices_apart(
+    groups: list[dict[str, Any]], kinds: dict[nn.Parameter, str]
+) -> list[dict[str, Any]]:
+    """Each group as two: what Muon moves as matrices, and the rest."""
+    apart = []
+    for group in groups:
+        matrices = [parameter for parameter in group["params"] if parameter in kinds]
+        rest = [parameter for parameter in group["params"] if parameter not in kinds]
+        apart.append({**group, "params": matrices, "kinds": [kinds[p] for p in matrices]})
+        apart.append({**group, "params": rest})
+    return [group for group in apart if group["params"]]
 
 
 def update_by_sgd(optimizer: torch.optim.SGD, sgd: Callable[..., None] = sgd) -> None:
