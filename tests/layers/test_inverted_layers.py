@@ -32,6 +32,14 @@ from capsroute.ops.inverted import routing_step
         (lambda: ConvCaps(2, 2, 16, windows="mix"), "`windows` must be one of .* got 'mix'"),
         (lambda: PrimaryCaps(2, 2, 4, normalization="batch"), "got 'batch'"),
         (lambda: ConvCaps(2, 2, 4)(torch.zeros(1, 2, 2, 2, 4)), "within the 2×2 children"),
+        (
+            lambda: ConvCaps(2, 2, 4, windows="mixed")(torch.zeros(1, 2, 5, 2, 4)),
+            "within the 2×5 children",
+        ),
+        (
+            lambda: ConvCaps(2, 2, 4, windows="mixed")(torch.zeros(1, 5, 2, 4)),
+            r"must have shape \(B, H, W, in, d\)",
+        ),
         (lambda: ConvCaps(2, 2, 4, stride=0), "`stride` must be .* at least 1, got 0"),
         (lambda: ConvCaps(2, 2, 4, kernel_size=0), "`kernel_size` must be .* at least 1, got 0"),
         (lambda: LinearCaps(0, 2, 4), "`in_capsules` must be an integer of at least 1, got 0"),

@@ -16,7 +16,7 @@ from capsroute.layers.checks import (
 )
 from capsroute.layers.primary import PoseNorm
 from capsroute.ops.inverted import reference
-from capsroute.ops.inverted.api import check_scale, first_step, routing_step
+from capsroute.ops.inverted.api import check_scale, check_shapes, first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
@@ -201,6 +201,7 @@ class ConvCaps(InvertedCaps):
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         size = tuple((s - self.kernel_size) // self.shift + 1 for s in children.shape[1:3])
         if self.windows == "mixed":
+            check_shapes(children.shape, self.weight.shape, None, self.shift)
             children = mixed_windows(children, self.kernel_size, self.shift)
         return children, size
 
