@@ -40,6 +40,15 @@ def test_a_routed_row_tells_its_capsules_and_no_coefficients(options, outputs):
     assert [row.output for row in rows if "Attention Routing" in row.operation] == outputs
 
 
+def test_mixed_windows_are_told_and_leave_the_stride_as_it_was():
+    rows = layer_rows(create_model("inverted_simple_cifar10", windows="mixed"))
+    told = [row.operation for row in rows if row.operation.startswith("Conv Inverted")]
+    assert [text.partition("conv, ")[2] for text in told] == [
+        "stride=2, mixed windows\nLayer Norm",
+        "stride=1, mixed windows\nLayer Norm",
+    ]
+
+
 def test_a_model_is_left_as_it_was():
     model = create_model("em_simple_cifar10").train()
     model.primary.eval()

@@ -124,7 +124,7 @@ class InvertedCaps(nn.Module):
         *,
         return_coefficients: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"stride": self.stride, "impl": self.impl}
+        options: dict[str, Any] = {"stride": self.spacing, "impl": self.impl}
         if isinstance(children, Unfinished):
             plain = self.initial_poses == "zeros" and self.windows == "sliding"
             if parents is None and plain and not return_coefficients:
@@ -140,6 +140,11 @@ class InvertedCaps(nn.Module):
             children, self.weight, parents, return_coefficients=True, **options
         )
         return self.norm(poses), coefficients
+
+    @property
+    def spacing(self) -> int:
+        """From one window to the next, in the children as `arrange` returns them."""
+        return self.stride
 
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """The children as `routing_step` takes them, and the sizes of the image above."""
@@ -193,23 +198,26 @@ class ConvCaps(InvertedCaps):
             scale=scale,
             impl=impl,
         )
-        self.kernel_size, self.pose, self.windows = kernel_size, pose, windows
-        self.shift = stride
-        # mixed windows are made before the step, which then finds them side by side
-        self.stride = stride if windows == "sliding" else kernel_size
+        self.kernel_size, self.stride = kernel_size, stride
+        self.pose, self.windows = pose, windows
+
+    @property
+    def spacing(self) -> int:
+        """Mixed windows are made before the step, which then finds them side by side."""
+        return self.kernel_size if self.windows == "mixed" else self.stride
 
     def arrange(self, children: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        size = tuple((s - self.kernel_size) // self.shift + 1 for s in children.shape[1:3])
+        size = tuple((s - self.kernel_size) // self.stride + 1 for s in children.shape[1:3])
         if self.windows == "mixed":
-            check_shapes(children.shape, self.weight.shape, None, self.shift)
-            children = mixed_windows(children, self.kernel_size, self.shift)
+            check_shapes(children.shape, self.weight.shape, None, self.stride)
+            children = mixed_windows(children, self.kernel_size, self.stride)
         return children, size
 
     def extra_repr(self) -> str:
         _, _, n_in, n_out, a, b = self.weight.shape
         return (
             f"{n_in} -> {n_out} capsules, {self.pose} {a}×{b}, "
-            f"kernel_size={self.kernel_size}, stride={self.shift}"
+            f"kernel_size={self.kernel_size}, stride={self.stride}"
             + (", windows=mixed" if self.windows == "mixed" else "")
         )
 

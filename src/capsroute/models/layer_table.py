@@ -67,7 +67,8 @@ _DESCRIPTIONS: dict[type[nn.Module], Callable[[Any], str]] = {
     PrimaryCaps: _primary,
     ConvCaps: lambda m: (
         f"Conv Inverted Dot-Product Attention Routing to {m.out_capsules} {_pose(m)}-dim. "
-        f"capsules, {m.kernel_size}x{m.kernel_size} conv, stride={m.stride}{_after(m)}"
+        f"capsules, {m.kernel_size}x{m.kernel_size} conv, stride={m.stride}"
+        f"{', mixed windows' if m.windows == 'mixed' else ''}{_after(m)}"
     ),
     LinearCaps: lambda m: (
         f"Linear Inverted Dot-Product Attention Routing to {m.out_capsules} {_pose(m)}-dim. "
