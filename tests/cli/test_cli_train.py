@@ -174,6 +174,12 @@ def test_a_finished_run_says_so(train, images, tmp_path):
     assert status == 2 and "another run: `--seed` is 0 there and 1 here" in err
 
 
+def test_what_cannot_be_explained_is_not_proposed(train, images):
+    arguments = ("--data", images, "--steps", 1, "--batch-size", 4, "--windows", "mixed")
+    _, out, _ = train(*arguments)
+    assert out.endswith("next:\n  capsroute predict runs/images IMAGE\n")
+
+
 def test_a_finished_run_on_images_that_changed_says_so(train, images):
     arguments = ("--data", images, "--batch-size", 4, "--steps", 1)
     assert train(*arguments)[0] == 0

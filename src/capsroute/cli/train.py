@@ -137,7 +137,8 @@ def _tell_finished(config: Config, folder: RunFolder) -> None:
 
 def _next_commands(config: Config, out: Path) -> str:
     commands = ["predict"]
-    if issubclass(model_info(config.model.model).family, CapsuleClassifier):
+    routed = issubclass(model_info(config.model.model).family, CapsuleClassifier)
+    if routed and config.model.windows != "mixed":  # whose capsules have no place in the image
         commands.append("explain")
     return "\n".join(["next:", *(f"  {to_type(command, out, 'IMAGE')}" for command in commands)])
 
