@@ -7,8 +7,8 @@ Each change is one or several fields of the config, separated by spaces; the pre
 first. A fifth of the training images is held back, the accuracy on them after the last epoch
 counts: of 10,000 images of CIFAR it has a standard error of about 0.2 points. Rows go to
 results/tuning/<preset>.csv as they come; those that are there are not run again, by a digest of
-the whole config: what "as it is" means changes with the preset. Where the learning rate falls in
-steps, it does so after the same shares of the run; it rises for as many steps as in the preset.
+what the config sets: what "as it is" means changes with the preset. Where the learning rate falls
+in steps, it does so after the same shares of the run; it rises for as many steps as in the preset.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from capsroute.experiments import preset
 from capsroute.experiments.studies import TUNING_COLUMNS, TUNING_ORIGIN
 from capsroute.files import write_whole
 from capsroute.train.build import Runtime
-from capsroute.train.config import Config
+from capsroute.train.config import WITHOUT_EFFECT, Config
 from capsroute.train.engine import DivergedError, train
 from capsroute.train.provenance import named
 from capsroute.train.reporting import Reporter
@@ -86,9 +86,17 @@ def plan(options: argparse.Namespace, change: str) -> Config:
 
 
 def digest(config: Config) -> str:
-    """Of everything but where the data lies."""
+    """Of all that may change the result.
+
+    Not where the data lies, how often a run is saved, or options that are not set: a new one would
+    make another row of every row.
+    """
     settings = dataclasses.asdict(config)
-    del settings["data"]["data_root"]
+    settings["data"]["data_root"] = None
+    settings |= dict.fromkeys(WITHOUT_EFFECT)
+    for part in (settings, *(part for part in settings.values() if isinstance(part, dict))):
+        for name in [name for name, value in part.items() if value is None]:
+            del part[name]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 

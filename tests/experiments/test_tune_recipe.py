@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch
 from capsroute.experiments import preset
 from capsroute.experiments.origins import check_tuning
 from capsroute.experiments.studies import OLD_TUNING_COLUMNS, TUNING_COLUMNS
+from capsroute.train.config import ModelConfig
 from capsroute.train.engine import DivergedError
 from capsroute.train.provenance import origin
 from load_tool import load_tool
@@ -125,3 +126,26 @@ def test_a_mistake_is_named_before_anything_is_trained(
     assert not started and not list(tmp_path.iterdir())
     named = change if "7" not in change else "`cutmix` must be in [0, 1], got 7"
     assert named in capsys.readouterr().err
+
+
+def test_a_row_is_known_whatever_does_not_change_it(tool):
+    config = preset("fast_cifar10").config
+
+    @dataclass(frozen=True)
+    class Later(ModelConfig):
+        added: str | None = None
+
+    later = Later(**asdict(config.model))
+    for same in (
+        replace(config, checkpoint_every=7),
+        replace(config, data=replace(config.data, data_root="elsewhere")),
+        replace(config, model=later),
+    ):
+        assert tool.digest(same) == tool.digest(config)
+    for other in (
+        replace(config, seed=1),
+        replace(config, model=replace(later, added="mixed")),
+        replace(config, model=replace(config.model, windows="mixed")),
+        replace(config, optim=replace(config.optim, nesterov=False)),
+    ):
+        assert tool.digest(other) != tool.digest(config)
