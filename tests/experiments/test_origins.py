@@ -174,9 +174,10 @@ def test_every_file_that_names_a_commit_is_looked_at(checkout):
     benchmarks.mkdir()
     (benchmarks / "times.csv").write_text(f"ms,commit\n1.5,{'e' * 40}\n1.6,\n")
     (benchmarks / "times.json").write_text(json.dumps({"commit": "f" * 40}))
+    (benchmarks / "more.json").write_text(json.dumps({"commit": ["g"]}))  # no commit at all
     report(results)
     problems = check(results, checkout, checkout / TIMINGS)
     told = {problem.partition("there is no commit ")[2][0] for problem in problems}
-    assert len(problems) == 6 and told == set("abcdef")
+    assert len(problems) == 7 and told == set("abcdef[")
     git(checkout, "rm", "-rq", "--cached", CODE)  # in no checkout of ours nothing is said
     assert check(results, checkout, checkout / TIMINGS) == []

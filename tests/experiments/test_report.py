@@ -278,6 +278,8 @@ class TestCheck:
             ({"resumed_from": [LEG, LEG | {"torch": None}]}, "leg 2 of a resumed run: `torch` is"),
             ({"resumed_from": [LEG | {"commit": "abc"}]}, "leg 1 of a resumed run: `commit` must"),
             ({"resumed_from": [LEG | {"dirty": True}]}, "leg 1 of a resumed run: it was made from"),
+            ({"resumed_from": ["x"]}, "`resumed_from` must be a list of JSON objects, got ['x']"),
+            ({"resumed_from": None}, "`resumed_from` must be a list of JSON objects, got None"),
         ],
     )
     def test_a_summary_that_its_files_do_not_bear_out(self, tmp_path, changes, message):

@@ -23,9 +23,9 @@ class Options:
 
     With --check, nothing is written. Each result must name its config, seed, device, versions and
     commit; its metrics must be complete, not another seed's, and match its summary. Whatever else
-    was measured must name where and by which commit. In a checkout with its whole history, every
-    commit must exist. RESULTS.md, the figures and the marked numbers must match the results. The
-    exit status is 1 if anything is wrong.
+    the folder of results holds must name where and by which commit it was measured. In a checkout
+    with its whole history, every commit must exist. RESULTS.md, the figures and the marked numbers
+    must match the results. The exit status is 1 if anything is wrong.
 
     For example `capsroute report`, `capsroute report --check`.
     """

@@ -86,7 +86,11 @@ def _check_folder(folder: Path) -> list[str]:
 def _check_names(result: Result) -> list[str]:
     summary, config = result.summary, result.config
     problems = check_origin(summary, NAMED)
-    for number, leg in enumerate(summary.get("resumed_from", []), 1):
+    legs = summary.get("resumed_from", [])
+    if not isinstance(legs, list) or not all(isinstance(leg, dict) for leg in legs):
+        problems.append(f"`resumed_from` must be a list of JSON objects, got {legs!r}")
+        legs = []
+    for number, leg in enumerate(legs, 1):
         found = check_origin(leg)
         problems += [f"leg {number} of a resumed run: {problem}" for problem in found]
     if result.experiment not in list_experiments():

@@ -83,7 +83,7 @@ def named_commits(runs: Iterable[Result], results: Path, benchmarks: Path) -> It
     for path, record in records:
         for leg in (record, *(record.get("resumed_from") or [])):
             if leg.get("commit"):
-                yield path, leg["commit"]
+                yield path, str(leg["commit"])
 
 
 def check_commits(named: Iterable[Named], root: Path) -> list[str]:
