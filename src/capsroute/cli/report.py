@@ -16,7 +16,7 @@ from capsroute.experiments.report import TIMINGS, Measured, left_out, write_repo
 
 @dataclass(frozen=True)
 class Options:
-    """Make RESULTS.md and its figures from the results alone, or check that they agree.
+    """Make RESULTS.md and its figures from results and benchmarks, or check that they agree.
 
     Numbers that pages mark with an HTML comment (see CONTRIBUTING.md) are written anew, and each
     change is told, since the words around it may have to change, too.
