@@ -107,6 +107,21 @@ def test_the_check_sees_a_wrong_gradient_beside_a_backbone_in_bfloat16(monkeypat
     assert not agrees_with_reference(case, CPU)
 
 
+def test_a_gradient_that_does_not_arrive_is_a_wrong_one(monkeypatch):
+    case = Case("inverted_small_multimnist", 2, "train", batch=2)
+    build = check.build_model
+
+    def cut_off(case, device):
+        model = build(case, device)
+        model.capsules.layers[1].weight.requires_grad_(case.impl != "auto")
+        return model
+
+    monkeypatch.setattr(check, "_agrees", check._agrees.__wrapped__)
+    assert agrees_with_reference(case, CPU)
+    monkeypatch.setattr(check, "build_model", cut_off)
+    assert not agrees_with_reference(case, CPU)
+
+
 def test_no_speed_up_is_printed_when_the_check_fails(monkeypatch, capsys):
     monkeypatch.setattr("capsroute.cli.bench.agrees_with_reference", lambda case, device: False)
     arguments = ["bench", "inverted_small_multimnist", "--modes", "infer", "--batch", "2"]

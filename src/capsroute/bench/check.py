@@ -63,10 +63,16 @@ def _scores_and_gradients(
 
 
 def _gradients(model: ImageClassifier) -> dict[str, Tensor]:
-    """Module by module: together, what a backbone loses to rounding would hide a routing's."""
+    """Module by module: together, what a backbone loses to rounding would hide a routing's.
+
+    A gradient that does not arrive is one of zero.
+    """
     found = {}
     for name, module in model.named_modules():
-        own = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
+        own = [
+            torch.zeros_like(p) if p.grad is None else p.grad
+            for p in module.parameters(recurse=False)
+        ]
         if own:
             found[f"gradients of {name}"] = torch.cat([grad.double().flatten() for grad in own])
     return found
@@ -83,4 +89,5 @@ def _forward(model: ImageClassifier, device: torch.device, dtype: torch.dtype) -
 
 
 def _error(value: Tensor, truth: Tensor) -> float:
-    return float((value - truth).norm() / truth.norm())
+    smallest = torch.finfo(truth.dtype).tiny  # where both are zero, there is no error
+    return float((value - truth).norm() / truth.norm().clamp_min(smallest))
