@@ -11,6 +11,7 @@ from capsroute import create_model, losses
 from capsroute.experiments import list_experiments, preset
 from capsroute.experiments.presets import MOST_EPOCHS, limit_epochs
 from capsroute.experiments.tables import all_tables, cifar, iterations, multimnist
+from capsroute.layers import ConvCaps
 from capsroute.models import model_info
 from capsroute.models.backbones import GhostBatchNorm2d
 from capsroute.train.optim import learning_rate
@@ -160,6 +161,18 @@ def test_only_what_the_paper_prints_is_called_the_papers():
     assert printed.paper_accuracy == 95.14 and "95.14 % in the paper" in printed.summary
     assert average.paper_accuracy is None and "in the paper" not in average.summary
     assert (printed.authors_average, average.authors_average) == (94.85, 94.73)
+
+
+def test_mixed_presets_differ_from_the_papers_in_their_windows_alone():
+    mixed = [name for name in list_experiments() if "_mixed_" in name]
+    assert len(mixed) == 6
+    for name in mixed:
+        plain = preset(name.replace("_mixed", "")).config
+        model = replace(plain.model, windows="mixed")
+        assert preset(name).config == replace(plain, experiment=name, model=model)
+        layers = create_model(model.model, **model.options()).capsules.layers
+        windows = {layer.windows for layer in layers if isinstance(layer, ConvCaps)}
+        assert windows == {"mixed"}
 
 
 def test_an_unknown_preset_suggests_the_nearest():

@@ -389,7 +389,7 @@ class TestMistakes:
             create_model("cnn_cifar10", image_size=size)
 
 
-def test_ablations_and_initial_poses():
+def test_ablations_and_initial_poses(tmp_path):
     images = torch.rand(2, 3, 14, 14)
     torch.manual_seed(0)
     plain = create_model("inverted_simple_cifar10", image_size=14, iterations=2)
@@ -413,6 +413,8 @@ def test_ablations_and_initial_poses():
     mixed = create_same(plain, windows="mixed")
     assert not torch.allclose(mixed(images), plain(images), atol=1e-3)
     torch.testing.assert_close(mixed.route(images).scores, mixed(images))
+    save_model(mixed, tmp_path / "model.safetensors")
+    assert torch.equal(load_model(tmp_path / "model.safetensors")(images), mixed(images))
     for model in (without_norm, learned, random, activated, mixed):
         model(images).sum().backward()
         for name, parameter in model.named_parameters():
