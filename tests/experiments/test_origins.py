@@ -99,6 +99,7 @@ class TestTuning:
             ({"commit": "abc"}, "`commit` must be 40 hex digits, got 'abc'"),
             ({"dirty": True}, "it was made from a changed tree"),
             ({"seconds": "9,9"}, "there must be a cell for each column"),
+            ({"val_accuracy": "good"}, "`val_accuracy` must be a number, got 'good'"),
         ],
     )
     def test_rows_that_do_not(self, tmp_path, changes, message):

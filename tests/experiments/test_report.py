@@ -438,6 +438,14 @@ def test_a_marker_in_backticks_is_an_example(results, tmp_path):
     assert check_markers(page, Measured(read_all(results), Costs.of(tmp_path, [])), results) == []
 
 
+@pytest.mark.parametrize("use", [check_markers, fill_markers])
+def test_a_page_that_is_no_text_is_named(results, tmp_path, use):
+    page = tmp_path / "page.md"
+    page.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"page\.md must be text in UTF-8"):
+        use(page, Measured(read_all(results), Costs.of(tmp_path, [])), results)
+
+
 class TestFilling:
     NAME = "inverted_resnet_cifar10_r2"
 

@@ -37,7 +37,7 @@ def marked_pages(root: Path) -> list[Path]:
 
 def check_markers(page: Path, measured: Measured, results: Path) -> list[str]:
     """Numbers after a marker are those that were measured, rounded as they are written."""
-    text = page.read_text()
+    text = _text(page)
     problems = []
     for start, kind, marker in _markers(text):
         line = text.count("\n", 0, start) + 1
@@ -64,7 +64,7 @@ def fill_markers(page: Path, measured: Measured, results: Path) -> list[str]:
 
     Markers that `check_markers` finds wrong keep their numbers.
     """
-    text = page.read_text()
+    text = _text(page)
     changes = []
     for _, _, marker in reversed(list(_markers(text))):
         try:
@@ -77,6 +77,13 @@ def fill_markers(page: Path, measured: Measured, results: Path) -> list[str]:
     if changes:
         write_whole(page, text.encode())
     return changes[::-1]
+
+
+def _text(page: Path) -> str:
+    try:
+        return page.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{page} must be text in UTF-8: {error}") from None
 
 
 def _markers(text: str) -> Iterator[tuple[int, str, re.Match[str] | None]]:

@@ -70,7 +70,12 @@ def _check_row(row: dict[str, Any]) -> list[str]:
         return ["there must be a cell for each column"]
     known = {name: cell for name, cell in row.items() if cell}
     known["dirty"] = known.get("dirty") == "True"
-    return check_origin(known, ("device", "commit"))
+    problems = check_origin(known, ("device", "commit"))
+    try:
+        float(known.get("val_accuracy", 0))  # none if the run diverged
+    except ValueError:
+        problems.append(f"`val_accuracy` must be a number, got {known['val_accuracy']!r}")
+    return problems
 
 
 def named_commits(runs: Iterable[Result], results: Path, benchmarks: Path) -> Iterator[Named]:
