@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from capsroute.ops.inverted.api import IMPLEMENTATIONS
-
 
 def check_counts(**arguments: Any) -> None:
     """Each an integer of at least 1, numpy's among them."""
@@ -21,10 +19,6 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}")
-
-
-def check_impl(impl: str) -> None:
-    check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
 
 
 def matrix_side(pose_dim: int) -> int:

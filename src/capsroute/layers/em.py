@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_counts, check_features, check_impl, matrix_side
+from capsroute.layers.checks import check_counts, check_features, matrix_side
+from capsroute.ops.choice import check_impl
 from capsroute.ops.em import em_routing, em_routing_history
 from capsroute.ops.votes.moments import Parents, at_least_float32
 

@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capsroute.layers.checks import (
-    check_choice,
-    check_counts,
-    check_impl,
-    in_one_row,
-    matrix_side,
-)
+from capsroute.layers.checks import check_choice, check_counts, in_one_row, matrix_side
 from capsroute.layers.primary import PoseNorm
+from capsroute.ops.choice import check_impl
 from capsroute.ops.inverted import reference
 from capsroute.ops.inverted.api import check_scale, check_shapes, first_step, routing_step
 from capsroute.ops.inverted.norm import Unfinished

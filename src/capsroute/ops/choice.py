@@ -4,6 +4,7 @@ import logging
 
 from capsroute.ops.tracing import constant_while_tracing
 
+IMPLEMENTATIONS = ("reference", "tiled", "triton")
 _log = logging.getLogger("capsroute")
 _said: set[tuple[str, str, str | None]] = set()
 
@@ -16,6 +17,13 @@ def say_once(routing: str, impl: str, reason: str | None) -> str:
         why = "the kernels can take these tensors" if reason is None else reason
         _log.debug("%s with impl=%r: %s", routing, impl, why)
     return impl
+
+
+def check_impl(impl: str) -> None:
+    """Raise unless it names an implementation, or leaves the choice open."""
+    choices = ("auto", *IMPLEMENTATIONS)
+    if impl not in choices:
+        raise ValueError(f"`impl` must be one of {', '.join(map(repr, choices))}, got {impl!r}")
 
 
 def check_kernels(reason: str | None) -> None:

@@ -6,12 +6,11 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from capsroute.ops.choice import check_kernels, say_once
+from capsroute.ops.choice import check_impl, check_kernels, say_once
 from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.precision import autocast_dtype, own_precision
 from capsroute.ops.tracing import is_exporting, is_transformed
 
-IMPLEMENTATIONS = ("reference", "tiled", "triton")
 ROUTING = "inverted routing"
 
 
@@ -166,6 +165,7 @@ def _dispatch(
     scale: float,
     return_coefficients: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    check_impl(impl)
     if impl == "auto":
         impl = "tiled" if parents is None else _choose(children, weight)
     if impl == "reference":
@@ -181,19 +181,16 @@ def _dispatch(
         _check_kernels(children, weight)
         if parents is not None:  # the first iteration is a convolution anyway
             return _triton(children, weight, parents, stride, scale, return_coefficients)
-    if impl in ("tiled", "triton"):
-        from capsroute.ops.inverted import tiled
+    from capsroute.ops.inverted import tiled
 
-        return tiled.routing_step(
-            children,
-            weight,
-            parents,
-            stride=stride,
-            scale=scale,
-            return_coefficients=return_coefficients,
-        )
-    choices = ", ".join(repr(name) for name in ("auto", *IMPLEMENTATIONS))
-    raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
+    return tiled.routing_step(
+        children,
+        weight,
+        parents,
+        stride=stride,
+        scale=scale,
+        return_coefficients=return_coefficients,
+    )
 
 
 def _choose(children: Tensor, weight: Tensor) -> str:

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsroute.ops.choice import check_kernels, say_once
+from capsroute.ops.choice import check_impl, check_kernels, say_once
 from capsroute.ops.inverted import tiled as inverted
-from capsroute.ops.inverted.api import IMPLEMENTATIONS
 from capsroute.ops.precision import autocast_dtype, own_precision
 from capsroute.ops.tracing import is_exporting
 from capsroute.ops.votes import tiled, triton
@@ -113,6 +112,7 @@ def votes_of(
 
 
 def _implementation(impl: str, poses: Tensor, weight: Tensor, keep: bool) -> str:
+    check_impl(impl)
     if impl == "auto":
         if is_exporting():  # tiles depend on the batch, kernels on the machine
             return say_once(ROUTING, "reference", "the graph is exported")
@@ -121,7 +121,4 @@ def _implementation(impl: str, poses: Tensor, weight: Tensor, keep: bool) -> str
         return say_once(ROUTING, chosen, reason)
     if impl == "triton":
         check_kernels("the shares are wanted" if keep else triton.supported(poses, weight))
-    elif impl not in IMPLEMENTATIONS:
-        choices = ", ".join(repr(name) for name in ("auto", *IMPLEMENTATIONS))
-        raise ValueError(f"`impl` must be one of {choices}, got {impl!r}")
     return impl
