@@ -12,7 +12,7 @@ from capsroute.experiments import list_experiments, preset
 from capsroute.experiments.markers import MARKERS
 from capsroute.inference import Predictor
 from capsroute.models import registry
-from capsroute.models.pretrained import pretrained_path
+from capsroute.models.sources import pretrained_path
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

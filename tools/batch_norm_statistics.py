@@ -21,8 +21,9 @@ from capsroute.devices import choose_device
 from capsroute.experiments.evidence import write_measurement
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
+from capsroute.models.factory import load_model
 from capsroute.models.sources import find_checkpoint
-from capsroute.models.weights import load_model, read_metadata
+from capsroute.models.weights import read_metadata
 from capsroute.train.metrics import correct
 
 RESULTS = Path(__file__).parents[1] / "results" / "batch_norm"

@@ -27,9 +27,10 @@ from capsroute.devices import choose_device
 from capsroute.experiments.cards import study_name
 from capsroute.experiments.evidence import write_measurement
 from capsroute.models import model_info
+from capsroute.models.factory import load_model
 from capsroute.models.inverted import InvertedCapsNet
 from capsroute.models.sources import find_checkpoint
-from capsroute.models.weights import load_model, read_metadata
+from capsroute.models.weights import read_metadata
 from capsroute.train.config import OptimConfig
 from capsroute.train.step import Loss, choose_loss
 

@@ -18,9 +18,10 @@ from capsroute.experiments.cards import study_name
 from capsroute.experiments.evidence import write_measurement
 from capsroute.experiments.movement import FOLDER, pose_movement
 from capsroute.models import model_info
+from capsroute.models.factory import load_model
 from capsroute.models.inverted import InvertedCapsNet
 from capsroute.models.sources import find_checkpoint
-from capsroute.models.weights import load_model, read_metadata
+from capsroute.models.weights import read_metadata
 
 RESULTS = Path(__file__).parents[1] / "results"
 IMAGES, BATCH = 1000, 50

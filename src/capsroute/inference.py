@@ -26,8 +26,8 @@ from capsroute.devices import choose_device
 from capsroute.export import load_exported
 from capsroute.models.base import THRESHOLD, ImageClassifier
 from capsroute.models.description import Description, Run
+from capsroute.models.factory import load_model
 from capsroute.models.sources import EXPORTED, find_checkpoint
-from capsroute.models.weights import load_model
 
 KINDS = "a run's folder, a checkpoint, an exported file or a pretrained model"
 BRIGHT = 0.5  # mean of an image from which on its ground is taken to be light

@@ -10,7 +10,8 @@ from PIL import Image
 import capsroute
 from capsroute.cli.evaluate import angles_up_to, run_config, shifts_up_to
 from capsroute.data import EvalBatches, load_dataset
-from capsroute.models.weights import load_model, read_metadata, save_model
+from capsroute.models.factory import load_model
+from capsroute.models.weights import read_metadata, save_model
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig
 from capsroute.train.data_record import record_data

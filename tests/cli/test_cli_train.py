@@ -15,7 +15,7 @@ from capsroute.cli.parsing import parse
 from capsroute.cli.progress import LineReporter
 from capsroute.cli.train import FIRST_PRESETS
 from capsroute.experiments import DEFAULT, list_presets, preset
-from capsroute.models.weights import load_model
+from capsroute.models.factory import load_model
 from capsroute.train.config import ModelConfig
 
 

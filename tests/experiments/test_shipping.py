@@ -10,7 +10,8 @@ from capsroute.experiments.cards import RUN_AGAIN, check_cards, study_name
 from capsroute.experiments.evidence import copy_evidence
 from capsroute.experiments.reproduce import Job, reproduce
 from capsroute.experiments.shipping import ship
-from capsroute.models.weights import load_model, save_model
+from capsroute.models.factory import load_model
+from capsroute.models.weights import save_model
 from capsroute.train.build import Runtime
 from capsroute.train.reporting import Reporter
 from small_experiments import register_tiny

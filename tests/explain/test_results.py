@@ -9,7 +9,7 @@ import pytest
 from capsroute.experiments.cards import study_name
 from capsroute.explain import DEFAULT_MAP, ROUTING_MAPS
 from capsroute.explain.deletion import Deletion
-from capsroute.models.pretrained import pretrained_path
+from capsroute.models.sources import pretrained_path
 from capsroute.models.weights import read_metadata
 
 ROOT = Path(__file__).parents[2]

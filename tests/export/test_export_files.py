@@ -15,7 +15,7 @@ import capsroute
 from capsroute.export import FORMATS, export_model, files, graph, load_exported
 from capsroute.extras import install_hint
 from capsroute.inference import Predictor
-from capsroute.models.weights import load_model
+from capsroute.models.factory import load_model
 
 SMALL = {"num_classes": 4, "in_channels": 1}
 FAMILIES = {

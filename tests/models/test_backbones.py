@@ -9,7 +9,8 @@ from torch import nn
 from capsroute import create_model, list_models
 from capsroute.models import model_info
 from capsroute.models.backbones import GhostBatchNorm2d
-from capsroute.models.weights import load_model, read_metadata, save_model
+from capsroute.models.factory import load_model
+from capsroute.models.weights import read_metadata, save_model
 
 
 def replicas(norm, chunks):

@@ -14,14 +14,10 @@ import torch
 from capsroute import create_model, list_models
 from capsroute.inference import Prediction, Predictor
 from capsroute.models import model_info, pretrained
-from capsroute.models.pretrained import (
-    FILES,
-    list_pretrained,
-    load_backbone,
-    pack,
-    pretrained_path,
-)
-from capsroute.models.weights import load_model, load_tensors, read_metadata, save_model
+from capsroute.models.factory import load_backbone, load_model
+from capsroute.models.pretrained import FILES, list_pretrained, pack
+from capsroute.models.sources import pretrained_path
+from capsroute.models.weights import load_tensors, read_metadata, save_model
 from load_tool import load_tool
 from shipped_samples import SAMPLES, read_sample, read_sheet, sample_pictures
 

@@ -10,7 +10,8 @@ import capsroute
 from capsroute import create_model
 from capsroute.inference import Predictor
 from capsroute.models import registry
-from capsroute.models.weights import load_model, read_metadata, save_model
+from capsroute.models.factory import load_model
+from capsroute.models.weights import read_metadata, save_model
 
 
 @pytest.fixture

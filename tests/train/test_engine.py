@@ -10,7 +10,8 @@ import torch
 
 from capsroute import create_model
 from capsroute.data import Augment
-from capsroute.models.weights import load_model, read_metadata
+from capsroute.models.factory import load_model
+from capsroute.models.weights import read_metadata
 from capsroute.train import build
 from capsroute.train.build import Runtime, batch_norm_note, build_model, load_data, train_batches
 from capsroute.train.checkpoint import RunFolder

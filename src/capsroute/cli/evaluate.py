@@ -22,9 +22,9 @@ from capsroute.devices import choose_device
 from capsroute.files import write_json
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
-from capsroute.models.pretrained import pretrained_path
-from capsroute.models.sources import find_checkpoint
-from capsroute.models.weights import METADATA_KEY, load_model
+from capsroute.models.factory import load_model
+from capsroute.models.sources import find_checkpoint, pretrained_path
+from capsroute.models.weights import METADATA_KEY
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import Config, DataConfig, load_config, read_json

@@ -6,8 +6,8 @@ from pathlib import Path
 from capsroute.data import load_dataset
 from capsroute.experiments.cards import card_text, is_of_run
 from capsroute.files import write_whole
+from capsroute.models.factory import load_model
 from capsroute.models.pretrained import FILES, pack
-from capsroute.models.weights import load_model
 from capsroute.progress import Progress
 from capsroute.train.checkpoint import RunFolder
 from capsroute.train.config import load_config

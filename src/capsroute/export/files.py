@@ -13,7 +13,8 @@ from capsroute.export.loading import load_scores
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier, class_names_of, evaluating, unwrapped
 from capsroute.models.description import Run
-from capsroute.models.weights import load_model, save_model
+from capsroute.models.factory import load_model
+from capsroute.models.weights import save_model
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 CHECKED_BATCHES = (1, 7, 64)

@@ -23,8 +23,9 @@ except ImportError as error:
 
 import capsroute
 from capsroute.models.base import ImageClassifier, count_parameters
+from capsroute.models.factory import load_model
 from capsroute.models.sources import find_checkpoint
-from capsroute.models.weights import load_model, read_metadata, save_model
+from capsroute.models.weights import read_metadata, save_model
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

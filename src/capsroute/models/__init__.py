@@ -2,15 +2,9 @@
 
 from capsroute.models import cnn, dynamic, em, inverted  # importing registers their models
 from capsroute.models.base import CapsuleClassifier, ImageClassifier, Routing, Task
-from capsroute.models.pretrained import load_backbone
-from capsroute.models.registry import (
-    ModelInfo,
-    create_model,
-    list_models,
-    model_info,
-    register,
-)
-from capsroute.models.weights import load_model, save_model
+from capsroute.models.factory import create_model, load_backbone, load_model
+from capsroute.models.registry import ModelInfo, list_models, model_info, register
+from capsroute.models.weights import save_model
 
 __all__ = [
     "CapsuleClassifier",

@@ -5,12 +5,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
-from capsroute.models.base import TASKS, ImageClassifier, Size, Task, count_parameters
+from capsroute.models.base import TASKS, ImageClassifier, Task, count_parameters
+from capsroute.models.pretrained import list_pretrained
 from capsroute.nearest import nearest
 
-NORMALIZATION = ("mean", "std")  # None is a value of theirs: images are taken as they are
 Builder = Callable[..., ImageClassifier]
 
 
@@ -100,8 +99,6 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     names = sorted(fnmatch.filter(_REGISTRY, pattern))
     if not pretrained:
         return names
-    from capsroute.models.pretrained import list_pretrained  # which builds on this module
-
     shipped = list_pretrained()
     return [name for name in names if name in shipped]
 
@@ -111,86 +108,3 @@ def model_info(name: str) -> ModelInfo:
     if name in _REGISTRY:
         return _REGISTRY[name]
     raise ValueError(f"`name` must be a registered model, got {name!r}{nearest(name, _REGISTRY)}")
-
-
-def create_model(
-    name: str,
-    *,
-    pretrained: bool = False,
-    num_classes: int | None = None,
-    image_size: Size | None = None,
-    in_channels: int | None = None,
-    iterations: int | None = None,
-    schedule: str | None = None,
-    **overrides: Any,
-) -> ImageClassifier:
-    """Create a registered model. Arguments left out keep the model's own values.
-
-    Args:
-        name: a name from `list_models()`.
-        pretrained: load the weights that ship with the package, trained with `iterations`. If
-            `num_classes` is changed, the class layer starts afresh and all others are loaded; if
-            `in_channels` is changed from colour to grey or the reverse, the first convolution is
-            adapted.
-        num_classes: number of scores per image.
-        image_size: an integer or (height, width).
-        in_channels: 1 for grey, 3 for colour, or any other number.
-        iterations: number of routing iterations; 1 is uniform routing.
-        schedule: `concurrent` or `sequential` (inverted models).
-        overrides: options of the family, such as `bn_group`, `layer_norm` or `initial_poses`, and
-            `mean` and `std` per channel; None for both leaves images unnormalised.
-    """
-    info = model_info(name)
-    requested: dict[str, Any] = {
-        "num_classes": num_classes,
-        "image_size": image_size,
-        "in_channels": in_channels,
-        "iterations": iterations,
-        "schedule": schedule,
-        **overrides,
-    }
-    if not isinstance(pretrained, bool):
-        raise ValueError(
-            f"`pretrained` must be True or False, got {pretrained!r}; `load_model` reads files"
-        )
-    requested = {
-        key: _plain(value)
-        for key, value in requested.items()
-        if value is not None or key in NORMALIZATION
-    }
-    accepted = [*info.task_arguments, *info.options]
-    for key in requested:
-        if key not in accepted:
-            raise ValueError(f"{name} has no option `{key}`{nearest(key, accepted)}")
-    task = replace(info.task, **{k: requested[k] for k in requested if k in info.task_arguments})
-    _check_normalization(requested, task.in_channels)
-    options = {k: requested[k] for k in requested if k not in info.task_arguments}
-    model = info.build(task, **options)
-    if not isinstance(model, ImageClassifier):
-        raise TypeError(
-            f"{name} must return an ImageClassifier, got {type(model).__name__} from its function"
-        )
-    model.name, model.config = name, requested
-    if pretrained:
-        from capsroute.models.pretrained import load_pretrained  # which builds on this module
-
-        load_pretrained(model)
-    return model
-
-
-def _check_normalization(requested: dict[str, Any], channels: int) -> None:
-    """A dataset's own is averaged for images of other channels; the caller's is meant as it is."""
-    for name in NORMALIZATION:
-        given = requested.get(name)
-        if given is not None and len(given) != channels:
-            raise ValueError(
-                f"`{name}` must be a number for each channel (`in_channels` is {channels}), "
-                f"got {given!r}"
-            )
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy and PyTorch, such as `labels.max() + 1`, as a saved file can hold them."""
-    if hasattr(value, "tolist") and not getattr(value, "requires_grad", False):
-        value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

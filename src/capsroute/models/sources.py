@@ -3,10 +3,10 @@
 import difflib
 from pathlib import Path
 
-from capsroute.models.pretrained import list_pretrained, pretrained_path
-from capsroute.models.registry import list_models
+from capsroute.models.pretrained import list_pretrained, shipped
+from capsroute.models.registry import list_models, model_info
 from capsroute.models.weights import SUFFIX, is_safetensors
-from capsroute.nearest import nearest_path
+from capsroute.nearest import nearest, nearest_path
 
 EXPORTED = (".onnx", ".pt2")
 KINDS = "a run's folder, a checkpoint or a pretrained model"
@@ -35,6 +35,25 @@ def find_checkpoint(
     if str(source) in [*list_pretrained(), *list_models()]:  # which says so where no weights ship
         return pretrained_path(str(source), iterations)
     raise ValueError(f"{source}: no such model; expected {expected}; {_hint(str(source), path)}")
+
+
+def pretrained_path(name: str, iterations: int | None = None) -> Path:
+    """The weights of a model, trained with so many iterations; its own number unless given."""
+    found = {count: path for (model, count), path in shipped().items() if model == name}
+    if not found:
+        known = list_pretrained()
+        hint = (
+            f"; they ship for {', '.join(known)}" if name in list_models() else nearest(name, known)
+        )
+        raise ValueError(f"no weights ship for {name!r}{hint}")
+    wanted = model_info(name).task.iterations if iterations is None else iterations
+    if wanted not in found:
+        choices = ", ".join(map(str, found))
+        raise ValueError(
+            f"`iterations` must be one of {choices} for the weights that ship for {name}, "
+            f"got {wanted}"
+        )
+    return found[wanted]
 
 
 def _check_kind(path: Path, expected: str) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier, class_names_of, unwrapped
-from capsroute.models.registry import create_model, list_models
 
 METADATA_KEY = "capsroute"
 SUFFIX = ".safetensors"
@@ -86,40 +85,6 @@ def is_safetensors(path: Path) -> bool:
             return True
     except safetensors.SafetensorError:
         return False
-
-
-def load_model(source: str | Path, **changes: Any) -> ImageClassifier:
-    """Build the model that a checkpoint describes and load its weights.
-
-    Args:
-        source: a run's folder, a checkpoint (from `save_model`, or a run's `model.safetensors`),
-            or the name of a model whose weights ship with the package.
-        changes: arguments of `create_model` that leave the weights' shapes alone, such as
-            `iterations`.
-    """
-    from capsroute.models.sources import find_checkpoint  # which builds on this module
-
-    path = find_checkpoint(source, changes.get("iterations"))
-    metadata = read_metadata(path)
-    _check_registered(metadata["model"], path)
-    config = {**metadata["config"], **changes}
-    if isinstance(config.get("image_size"), list):
-        config["image_size"] = tuple(config["image_size"])
-    model = create_model(metadata["model"], **config)
-    model.class_names = metadata.get("class_names")
-    resize = metadata.get("resize")
-    model.resize = None if resize is None else tuple(resize)
-    model.load_state_dict(load_tensors(path))
-    return model
-
-
-def _check_registered(name: str, path: Path) -> None:
-    """A model of one's own is known once the module that registers it has been imported."""
-    if name not in list_models():
-        raise ValueError(
-            f"{path} holds a {name!r}, which no imported module registers: import the one that "
-            "does first (`capsroute --import MODULE` on the command line)"
-        )
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:

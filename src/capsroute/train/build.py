@@ -15,7 +15,7 @@ from capsroute.data import Augment, Dataset, EvalBatches, Split, TrainBatches, l
 from capsroute.models import create_model
 from capsroute.models.backbones import TimmBackbone
 from capsroute.models.base import ImageClassifier
-from capsroute.models.pretrained import load_backbone
+from capsroute.models.factory import load_backbone
 from capsroute.models.sources import KINDS, find_checkpoint
 from capsroute.models.weights import read_metadata
 from capsroute.train.capture import CapturedSteps, Graphs
