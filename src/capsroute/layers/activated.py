@@ -33,6 +33,7 @@ from capsroute.layers.inverted import ConvCaps, InvertedCaps, LinearCaps
 from capsroute.layers.primary import PrimaryCaps
 from capsroute.ops.em import inverse_temperature
 from capsroute.ops.inverted.activations import activated_routing_step
+from capsroute.ops.precision import widened
 
 INVERSE_TEMPERATURE = inverse_temperature(1)
 
@@ -64,8 +65,7 @@ class ActivatedPrimaryCaps(PrimaryCaps):
 
     def forward(self, features: Tensor) -> ActivatedCapsules:  # type: ignore[override]  # a pair
         logits = self.activation(features).permute(0, 2, 3, 1)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return ActivatedCapsules(super().forward(features), F.logsigmoid(wide))
+        return ActivatedCapsules(super().forward(features), F.logsigmoid(widened(logits)))
 
 
 class _Activated(InvertedCaps):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from capsroute.layers.checks import check_counts, check_features, matrix_side
 from capsroute.ops.choice import check_impl
 from capsroute.ops.em import em_routing, em_routing_history
-from capsroute.ops.votes.moments import Parents, at_least_float32
+from capsroute.ops.precision import widened
+from capsroute.ops.votes.moments import Parents
 
 
 class EMPrimaryCaps(nn.Module):
@@ -35,8 +36,7 @@ class EMPrimaryCaps(nn.Module):
         check_features(features)
         poses = self.pose(features).movedim(1, -1).unflatten(-1, (self.capsules, self.pose_dim))
         logits = self.activation(features).movedim(1, -1)
-        poses, logits = at_least_float32(poses, logits)
-        return poses, F.logsigmoid(logits)
+        return widened(poses), F.logsigmoid(widened(logits))
 
 
 class _EMRouting(nn.Module):

@@ -1,9 +1,8 @@
 """From class capsules to class scores."""
 
-import torch
 from torch import Tensor, nn
 
-from capsroute.ops.precision import own_precision
+from capsroute.ops.precision import own_precision, widened
 
 
 class SharedClassifier(nn.Linear):
@@ -15,6 +14,5 @@ class SharedClassifier(nn.Linear):
     def forward(self, poses: Tensor) -> Tensor:
         # a handful of numbers an image: bf16 would make ties of close classes
         with own_precision(poses):
-            wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
             # not a matrix product, so that a compiler makes it part of the LayerNorm before
-            return (wide * self.weight).sum(-1) + self.bias
+            return (widened(poses) * self.weight).sum(-1) + self.bias

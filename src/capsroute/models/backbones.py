@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsroute.extras import why_unusable
+from capsroute.ops.precision import widened
 from capsroute.ops.tracing import cast
 
 
@@ -33,7 +34,7 @@ class _NormalizeGroups(torch.autograd.Function):
     def forward(
         ctx: Any, groups: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
+        wide = widened(groups)
         var, mean = _statistics(wide)
         inverse = torch.rsqrt(var + eps)
         ctx.save_for_backward(groups, weight, mean, inverse)

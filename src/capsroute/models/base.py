@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capsroute.layers.checks import check_counts
+from capsroute.ops.precision import widened
 from capsroute.ops.tracing import cast
 
 Size = int | tuple[int, int]
@@ -178,7 +179,7 @@ class ImageClassifier(nn.Module):
             scores = images.new_zeros(0, self.num_classes)
         else:
             scores = self.compute_scores(self.normalize(images))
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return widened(scores)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Check a batch of at least one image and normalise it."""

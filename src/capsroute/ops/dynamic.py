@@ -13,21 +13,22 @@ import torch
 from torch import Tensor
 
 from capsroute.ops.inverted import routing_step
+from capsroute.ops.precision import widened
 
+EPS = 1e-8  # under roots, where it keeps the gradient of a zero pose finite
 Observer = Callable[[Tensor, Tensor], None]
 
 
-def squash(poses: Tensor, eps: float = 1e-8) -> Tensor:
-    """Scale each pose to length |s|²/(1+|s|²); `eps` under the root keeps gradients finite."""
-    wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+def squash(poses: Tensor) -> Tensor:
+    """Scale each pose to length |s|²/(1+|s|²)."""
+    wide = widened(poses)
     square = wide.square().sum(dim=-1, keepdim=True)
-    return (wide * (square / (1.0 + square)) * torch.rsqrt(square + eps)).to(poses.dtype)
+    return (wide * (square / (1.0 + square)) * torch.rsqrt(square + EPS)).to(poses.dtype)
 
 
-def length(poses: Tensor, eps: float = 1e-8) -> Tensor:
-    """|v| of each pose, the capsule's probability; the same `eps` under the root."""
-    wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
-    return (wide.square().sum(dim=-1) + eps).sqrt()
+def length(poses: Tensor) -> Tensor:
+    """|v| of each pose, the capsule's probability."""
+    return (widened(poses).square().sum(dim=-1) + EPS).sqrt()
 
 
 def dynamic_routing(
@@ -58,6 +59,6 @@ def dynamic_routing(
             )
             poses = squash(sums)
             observe(poses, coefficients)
-        wide = poses.to(torch.promote_types(poses.dtype, torch.float32))
+        wide = widened(poses)
         total = wide if total is None else total + wide
     return poses

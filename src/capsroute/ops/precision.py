@@ -1,10 +1,15 @@
-"""Autocast, for operations that choose their own precision."""
+"""Precision, for operations that choose their own."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
