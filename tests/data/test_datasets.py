@@ -198,9 +198,9 @@ def test_contact_sheet():
 
 def test_contact_sheet_of_bytes_in_colour():
     images = torch.tensor([10, 20, 30], dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, 80, 90)
-    data = contact_sheet(images, ["x", "y"], columns=1)
+    data = contact_sheet(images, ["x", "y"])
     with Image.open(io.BytesIO(data)) as sheet:
-        assert sheet.size == (90 + 12, 2 * (80 + 22) + 6)
+        assert sheet.size == (2 * (90 + 6) + 6, 80 + 22 + 6)
         assert sheet.getpixel((50, 50)) == (10, 20, 30)
 
 

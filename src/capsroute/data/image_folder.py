@@ -110,7 +110,6 @@ def load_image_folder(
     folder: str | Path,
     *,
     image_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
     strict: bool = False,
     memory_limit: int = MEMORY_LIMIT,
 ) -> ImageFolder:
@@ -121,18 +120,16 @@ def load_image_folder(
     of their shorter sides, 64 at most. `strict` makes a broken file an error; otherwise it is
     left out and listed in `skipped`.
     """
-    if channels not in (None, 1, 3):
-        raise ValueError(f"`channels` (={channels}) must be 1 or 3")
     found = find_images(folder)
     class_names, parts = found.class_names, found.parts
     headers, skipped = _read_headers([file for files in parts.values() for file in files])
     size = _size(image_size, [header.size for header in headers.values()])
-    depth = channels or (1 if all(header.grey for header in headers.values()) else 3)
-    pixels = sum(map(len, parts.values())) * depth * size[0] * size[1]
+    channels = 1 if all(header.grey for header in headers.values()) else 3
+    pixels = sum(map(len, parts.values())) * channels * size[0] * size[1]
     splits = {}
     for part, files in parts.items():
         readable = [file for file in files if file.path in headers]
-        splits[part], broken = _read_part(readable, size, depth, keep=pixels <= memory_limit)
+        splits[part], broken = _read_part(readable, size, channels, keep=pixels <= memory_limit)
         skipped += broken
     if strict and skipped:
         raise DataError(
@@ -144,7 +141,7 @@ def load_image_folder(
     return ImageFolder(
         class_names,
         size,
-        depth,
+        channels,
         splits["train"],
         splits.get("val") if "test" in splits else None,
         splits.get("test", splits.get("val")),

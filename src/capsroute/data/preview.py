@@ -17,10 +17,10 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 CAPTION = 16
 
 
-def contact_sheet(images: Tensor, labels: Sequence[str], columns: int | None = None) -> bytes:
+def contact_sheet(images: Tensor, labels: Sequence[str]) -> bytes:
     """A PNG of `images` `(n, 1 or 3, H, W)`, uint8 or float in [0, 1], each over its label.
 
-    `columns` is chosen for a sheet about as wide as it is high when it is None.
+    As many columns as rows, or one more.
     """
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
         raise ValueError(f"`images` has shape {tuple(images.shape)}; expected (n, 1 or 3, H, W)")
@@ -28,7 +28,7 @@ def contact_sheet(images: Tensor, labels: Sequence[str], columns: int | None = N
         raise ValueError(f"`labels` has {len(labels)} entries for {len(images)} images")
     pictures = [_enlarge(image) for image in _to_bytes(images)]
     width, height = pictures[0].size
-    columns = columns or math.ceil(math.sqrt(len(pictures)))
+    columns = math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / columns)
     cell_width, cell_height = width + GAP, height + CAPTION + GAP
     sheet = Image.new("RGB", (columns * cell_width + GAP, rows * cell_height + GAP), "white")

@@ -101,14 +101,13 @@ def em_routing_history(
     *,
     iterations: int,
     stride: int = 1,
-    impl: str = "auto",
 ) -> list[Parents]:
     """`em_routing`, but every iteration is returned, with the coefficients r of its E-step.
 
     The class layer's children are ordered as (row, column, capsule).
     """
     operands = poses, log_activations, weight, beta_u, beta_a
-    return _route(*operands, iterations, stride, impl, keep=True)
+    return _route(*operands, iterations, stride, "auto", keep=True)
 
 
 def _route(
