@@ -10,6 +10,9 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
 from capsroute import drawing
 from capsroute.experiments.cells import NOT_RUN
 from capsroute.files import write_whole
@@ -45,9 +48,6 @@ class Figure:
 
 def _png(figure: Any, digest: str) -> bytes:
     """With a palette, at a third of the size: the pictures are committed."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
     small = io.BytesIO()
     metadata = PngInfo()
     metadata.add_text(DIGEST_KEY, digest)
@@ -58,15 +58,13 @@ def _png(figure: Any, digest: str) -> bytes:
     return small.getvalue()
 
 
-def _pixels(image: Any) -> str:
+def _pixels(image: Image.Image) -> str:
     """A digest of what is to be seen: another matplotlib draws otherwise, so none is redrawn."""
     return hashlib.sha256(repr(image.size).encode() + image.convert("RGB").tobytes()).hexdigest()
 
 
 def drawn_from(path: Path) -> str | None:
     """The digest of numbers that a PNG carries, if any, and if its pixels are those drawn then."""
-    from PIL import Image
-
     try:
         with Image.open(path) as image:
             whole = image.info.get(PIXELS_KEY) == _pixels(image)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from capsroute.data import list_datasets
+
 LARGEST_SEED = 2**63  # processes add a little to it, and 64 bits must hold that
 MOST_ITERATIONS = 100  # the paper goes to 5; time and memory of a step grow with them
 AT_LEAST = {
@@ -220,8 +222,6 @@ def differences(config: Config, saved: dict[str, Any]) -> list[str]:
 
 def _same_folder(here: str, there: str) -> bool:
     """Whether two ways to write `data` lead to one folder of images."""
-    from capsroute.data import list_datasets  # late: with it comes PyTorch
-
     if {here, there} & {*list_datasets()}:
         return False
     return Path(here).expanduser().resolve() == Path(there).expanduser().resolve()
