@@ -1,11 +1,14 @@
-"""Pictures of made-up evaluations."""
+"""Pictures of made-up runs and evaluations."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from capsroute import drawing
 from capsroute.train.evaluation import ClassRow, Evaluation, Point
-from capsroute.train.pictures import draw_confusion, draw_robustness
+from capsroute.train.pictures import FEW, draw_confusion, draw_curves, draw_robustness
+
+RECORD = {"epoch": 1.0, "train_accuracy": 50.0, "train_loss": 1.0}
 
 
 def pixels(path):
@@ -41,3 +44,21 @@ def test_robustness_is_drawn(tmp_path):
 def test_a_drawing_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(OSError):
         draw_robustness([Point("shift", 0, 1.0)], tmp_path / "nowhere" / "r.png")
+
+
+@pytest.mark.parametrize("name", ["prices_$5_to_$10", "$\\frac$", "象の写真"])
+def test_curves_of_data_with_any_name(tmp_path, name):
+    """It is neither read as mathematics nor, in a script that the font lacks, warned of."""
+    draw_curves([RECORD], tmp_path / "curves.png", f"own_images_{name}")
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.size == (1080, 432)
+
+
+@pytest.mark.parametrize(("count", "marker"), [(1, "o"), (FEW, "o"), (FEW + 1, "None")])
+def test_few_points_are_marked(tmp_path, monkeypatch, count, marker):
+    figures, original = [], drawing.png
+    monkeypatch.setattr(drawing, "png", lambda figure: figures.append(figure) or original(figure))
+    records = [RECORD | {"epoch": float(index)} for index in range(count)]
+    draw_curves(records, tmp_path / "curves.png", "marked")
+    lines = [line for axis in figures[0].axes for line in axis.get_lines()]
+    assert len(lines) == 2 and all(line.get_marker() == marker for line in lines)

@@ -6,7 +6,8 @@ from typing import Any
 
 from capsroute.extras import install_hint
 from capsroute.train.checkpoint import RunFolder
-from capsroute.train.metrics import MetricsFile, draw_curves
+from capsroute.train.metrics import MetricsFile
+from capsroute.train.pictures import draw_curves
 
 DRAWING_SHARE = 100.0  # curves are drawn when that many times the time it takes has passed
 

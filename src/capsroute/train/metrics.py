@@ -1,4 +1,4 @@
-"""Counting what is right, and the files that a run's numbers are written to."""
+"""Counting what is right, and the file that a run's numbers are written to."""
 
 import json
 import os
@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsroute import drawing
 from capsroute.files import write_whole
 from capsroute.models.base import ImageClassifier
-
-FEW = 20  # evaluations whose points are marked in the curves
 
 
 def correct(model: ImageClassifier, scores: Tensor, targets: Tensor) -> Tensor:
@@ -118,24 +115,3 @@ class MetricsFile:
         kept = [record for record in self.read() if record["step"] <= step]
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         return kept
-
-
-def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Accuracy and loss against epochs, as curves.png."""
-    figure = drawing.figure(9, 3.6)
-    accuracy, loss = figure.subplots(1, 2)
-    epochs = [record["epoch"] for record in records]
-    marker = "o" if len(records) <= FEW else None  # one point alone makes no line
-    for part, style in (("train", "-"), ("val", "--"), ("test", "-")):
-        if records and records[-1].get(f"{part}_accuracy") is not None:
-            values = [record[f"{part}_accuracy"] for record in records]
-            losses = [record[f"{part}_loss"] for record in records]
-            accuracy.plot(epochs, values, style, label=part, marker=marker)
-            loss.plot(epochs, losses, style, label=part, marker=marker)
-    accuracy.set(xlabel="epoch", ylabel="accuracy, %")
-    loss.set(xlabel="epoch", ylabel="loss")
-    for axis in (accuracy, loss):
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
-    figure.suptitle(title, parse_math=False)  # a folder's name may hold dollar signs
-    write_whole(path, drawing.png(figure))

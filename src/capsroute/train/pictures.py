@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: the confusion matrix, and accuracy as images turn and shift."""
+"""Pictures: the curves of a run; the confusion matrix of an evaluation, and its robustness."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,8 +8,30 @@ from capsroute import drawing
 from capsroute.files import write_whole
 from capsroute.train.evaluation import Evaluation, Point
 
+FEW = 20  # evaluations whose points are marked in the curves
 NUMBERED = 20  # a matrix of more classes has cells too small for numbers
 NAMED = 150  # and of more than this, too many names to write them all
+
+
+def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Accuracy and loss against epochs, as curves.png."""
+    figure = drawing.figure(9, 3.6)
+    accuracy, loss = figure.subplots(1, 2)
+    epochs = [record["epoch"] for record in records]
+    marker = "o" if len(records) <= FEW else None  # one point alone makes no line
+    for part, style in (("train", "-"), ("val", "--"), ("test", "-")):
+        if records and records[-1].get(f"{part}_accuracy") is not None:
+            values = [record[f"{part}_accuracy"] for record in records]
+            losses = [record[f"{part}_loss"] for record in records]
+            accuracy.plot(epochs, values, style, label=part, marker=marker)
+            loss.plot(epochs, losses, style, label=part, marker=marker)
+    accuracy.set(xlabel="epoch", ylabel="accuracy, %")
+    loss.set(xlabel="epoch", ylabel="loss")
+    for axis in (accuracy, loss):
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    figure.suptitle(title, parse_math=False)  # a folder's name may hold dollar signs
+    write_whole(path, drawing.png(figure))
 
 
 def draw_confusion(evaluation: Evaluation, class_names: Sequence[str], path: Path) -> None:
