@@ -3,13 +3,12 @@
 import dataclasses
 import json
 
-import numpy as np
-
 from capsroute.experiments import Preset, preset, presets
 from capsroute.experiments.cells import parameters
 from capsroute.experiments.report import TIMINGS, Measured, figures, results_text, write_report
 from capsroute.models import model_info
 from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
+from small_idx import write_digits
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -101,13 +100,7 @@ def row_of(text, experiment):
 
 def register_tiny(monkeypatch, root, **changes):
     """An experiment `tiny` on forty images in Fashion-MNIST's format, which `root` then holds."""
-    generator = np.random.default_rng(0)
-    root.mkdir(exist_ok=True)
-    for part, count in (("train", 40), ("t10k", 20)):
-        images, labels = generator.integers(0, 256, (count, 28, 28)), np.arange(count) % 10
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
-            (root / f"{part}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
+    write_digits(root)
     config = Config(
         experiment="tiny",
         model=ModelConfig("inverted_small_multimnist", 1),

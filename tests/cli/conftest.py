@@ -1,8 +1,10 @@
 """The command line in this process, apart from whatever this machine holds."""
 
 import pytest
+import torch
 
 from capsroute.cli import main
+from capsroute.data import load_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -11,6 +13,18 @@ def apart(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("CAPSROUTE_DATA", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def few_test_images(monkeypatch):
+    """`few_test_images("capsroute.cli.evaluate")`: 60 where that module loads a dataset."""
+
+    def load(*arguments, **options):
+        dataset = load_dataset(*arguments, **options)
+        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
+        return dataset
+
+    return lambda module: monkeypatch.setattr(f"{module}.load_dataset", load)
 
 
 @pytest.fixture

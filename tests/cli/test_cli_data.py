@@ -1,6 +1,5 @@
 """`capsroute data`, and how bad data ends: one line, exit status 2."""
 
-import os
 import pickle
 import sys
 from dataclasses import replace
@@ -165,14 +164,6 @@ def one_line(err: str) -> bool:
     return err.startswith("error: ") and err.count("\n") == 1
 
 
-class RunsCode:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def wrong_digest(monkeypatch, root):
     small_cifar.write("cifar100", root, BINARY)
     return "cifar100", "train.bin: sha1"
@@ -188,7 +179,7 @@ def truncated_file(monkeypatch, root):
 
 def pickle_with_code(monkeypatch, root):
     cifar100(monkeypatch, root, PYTHON)
-    trap = {"data": RunsCode(root / "trap"), "fine_labels": []}
+    trap = {"data": small_cifar.RunsCode(root / "trap"), "fine_labels": []}
     (root / PYTHON.folder / "train").write_bytes(pickle.dumps(trap))
     small_cifar.trust(monkeypatch, "cifar100", root, PYTHON)
     return "cifar100", "refused"

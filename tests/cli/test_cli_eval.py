@@ -17,6 +17,7 @@ from capsroute.train.config import Config, DataConfig
 from capsroute.train.data_record import record_data
 from capsroute.train.evaluation import evaluate
 from capsroute.train.metrics import correct
+from small_idx import write_digits
 
 SIZE = 28
 KINDS = "expected a run's folder, a checkpoint or a pretrained model"
@@ -32,22 +33,9 @@ def make_model(path, class_names=None, **options):
     return path
 
 
-def idx(array):
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
-    return header + array.astype(np.uint8).tobytes()
-
-
 @pytest.fixture
 def digits(tmp_path):
-    """Forty training and twenty test images of 28×28, in MNIST's format."""
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    for part, count in (("train", 40), ("t10k", 20)):
-        images = generator.integers(0, 256, (count, SIZE, SIZE))
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 10))
-    return folder
+    return write_digits(tmp_path / "digits")
 
 
 @pytest.fixture
@@ -149,17 +137,10 @@ def test_steps_of_rotation_and_shift():
     assert shifts_up_to(16) == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
-def test_several_labels_an_image(monkeypatch, run, tmp_path):
+def test_several_labels_an_image(few_test_images, run, tmp_path):
     """The model's own dataset when none is named; a part of it, to be quick."""
     make_model(tmp_path / "m.safetensors", image_size=36, multilabel=True)
-    load = load_dataset
-
-    def small(*arguments, **options):
-        dataset = load(*arguments, **options)
-        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
-        return dataset
-
-    monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
+    few_test_images("capsroute.cli.evaluate")
     status, out, _ = run("eval", "m.safetensors")
     assert status == 0 and "every label of an image right: " in out and "labels" in out
     report = json.loads((tmp_path / "evaluation.json").read_text())

@@ -3,23 +3,13 @@
 import json
 
 import pytest
-import torch
-
-from capsroute.data import load_dataset
 
 SMALL = "inverted_small_multimnist"
 
 
 @pytest.fixture(autouse=True)
-def fewer_images(monkeypatch):
-    """60 test images, to be quick."""
-
-    def small(*arguments, **options):
-        dataset = load_dataset(*arguments, **options)
-        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
-        return dataset
-
-    monkeypatch.setattr("capsroute.cli.evaluate.load_dataset", small)
+def quick(few_test_images):
+    few_test_images("capsroute.cli.evaluate")
 
 
 @pytest.mark.parametrize(("name", "iterations"), [(("--pretrained", SMALL), 1), ((SMALL,), 4)])

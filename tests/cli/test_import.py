@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
-from capsroute.data import load_dataset
 from capsroute.experiments import presets
 from capsroute.models import registry
 
@@ -54,13 +52,8 @@ def test_a_routing_of_ones_own_in_every_command(my_routing, run, tmp_path):
     assert any((tmp_path / "explained").iterdir())
 
 
-def test_a_preset_of_ones_own_is_repeated_and_reported(my_routing, run, tmp_path, monkeypatch):
-    def few_test_images(*arguments, **options):
-        dataset = load_dataset(*arguments, **options)
-        object.__setattr__(dataset, "test", dataset.test.subset(torch.arange(60)))
-        return dataset
-
-    monkeypatch.setattr("capsroute.train.build.load_dataset", few_test_images)
+def test_a_preset_of_ones_own_is_repeated_and_reported(my_routing, run, tmp_path, few_test_images):
+    few_test_images("capsroute.train.build")
     (code,) = re.findall(r'```python title="my_presets.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_presets.py").write_text(code.replace("steps=1000", "steps=2"))
     own = ("--import", "my_presets")

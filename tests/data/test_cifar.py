@@ -1,4 +1,3 @@
-import os
 import pickle
 
 import numpy as np
@@ -109,20 +108,12 @@ def test_archive_without_a_file(monkeypatch, tmp_path):
         load_cifar("cifar100", tmp_path)
 
 
-class RunsCode:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def test_a_pickle_that_runs_code_is_refused(monkeypatch, tmp_path):
     form = cifar.DISTRIBUTIONS["cifar10"][1]
     prepare(monkeypatch, "cifar10", tmp_path, form)
     trap = tmp_path / "trap"
     path = tmp_path / form.folder / "data_batch_1"
-    path.write_bytes(pickle.dumps({"data": RunsCode(trap), "labels": []}))
+    path.write_bytes(pickle.dumps({"data": small_cifar.RunsCode(trap), "labels": []}))
     with pytest.raises(DataError, match=r"md5 .*, expected"):
         load_cifar("cifar10", tmp_path)
     # even were its digest the right one

@@ -8,13 +8,9 @@ import torch
 
 from capsroute.data import DataError, MissingDataError, load_mnist
 from capsroute.data import mnist as module
+from small_idx import idx
 
 NAMES = list(module.MNIST_SHA1)
-
-
-def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
-    return header + array.astype(np.uint8).tobytes()
 
 
 def write_set(folder, labels=(3, 1, 4), size=(5, 6), suffix="") -> None:

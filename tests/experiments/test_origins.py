@@ -1,7 +1,6 @@
 """Where evidence came from: files that are no run's say it too, and commits exist."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -9,6 +8,7 @@ from capsroute.experiments.check import check
 from capsroute.experiments.origins import CODE, check_commits, check_studies, check_tuning
 from capsroute.experiments.report import TIMINGS
 from capsroute.experiments.studies import OLD_TUNING_COLUMNS, TUNING_COLUMNS
+from shell import git
 from small_experiments import COMMIT, report, write_evidence
 
 STUDY = {
@@ -111,12 +111,6 @@ class TestTuning:
         path = write_tuning(tmp_path, [name for name in OLD_TUNING_COLUMNS if name != "commit"])
         (problem,) = check_tuning(tmp_path)
         assert problem == f"{path} must have the columns that tools/tune_recipe.py writes"
-
-
-def git(folder, *arguments):
-    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    command = ["git", "-C", folder, *who, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

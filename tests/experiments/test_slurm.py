@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import time
 
 import pytest
@@ -15,6 +14,7 @@ from capsroute.experiments.slurm import Cluster, Task, submit
 from capsroute.train.build import Runtime
 from capsroute.train.interruption import Interrupted
 from capsroute.train.reporting import Reporter
+from shell import children_of
 from small_experiments import register_tiny
 
 LOCAL = Cluster(local=True, gpus=0, minutes=5)
@@ -25,13 +25,6 @@ def wait_for(condition, seconds=120):
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.1)
-
-
-def children_of(pid):
-    found = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
-    )
-    return [int(line) for line in found.stdout.split()]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from commands import metrics
 
 from capsroute import create_model
 from capsroute.data import Augment
@@ -26,16 +27,10 @@ from capsroute.train.reporting import Reporter
 from capsroute.train.step import TrainStep
 
 CPU = Runtime(device="cpu")
-TIMES = ("seconds", "images_per_second")
 
 
 def run(config, out, reporter=None):
     return train(config, out, CPU, reporter or Reporter())
-
-
-def metrics(out):
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
 
 
 def weights(out):

@@ -1,7 +1,5 @@
 """Where a result was made: the device in words, the commit from git or as it was told."""
 
-import subprocess
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from capsroute import create_model
 from capsroute.train import provenance
 from capsroute.train.config import Config
 from capsroute.train.provenance import device_name, origin, summarize, versions
+from shell import git
 
 TOLD = "0123456789" * 4
 
@@ -30,12 +29,6 @@ def test_the_last_epoch_and_the_best_are_told_apart():
     summary = summarize(Config(), model, records, cpu, [origin(cpu)])
     assert (summary["test_accuracy_last"], summary["test_accuracy_best"]) == (75.0, 90.0)
     assert summary["val_accuracy"] == 65.0
-
-
-def git(folder, *arguments):
-    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    command = ["git", "-C", folder, *who, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch
 from commands import metrics, options, run, start
 
 from capsroute.cli import main
+from shell import children_of
 
 
 def begun(arguments, processes=1):
@@ -112,13 +113,6 @@ def test_two_processes_stopped_between_evaluations_go_on(image_folder, tmp_path)
     assert 80 < torch.load(cut / "state.pt", weights_only=True)["step"] < 240
     run(options(image_folder, cut, **changes), processes=2)
     assert metrics(cut) == metrics(whole)
-
-
-def children_of(pid):
-    found = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
-    )
-    return [int(line) for line in found.stdout.split()]
 
 
 def test_a_killed_worker_ends_the_job_and_the_same_command_resumes_it(image_folder, tmp_path):
