@@ -4,7 +4,7 @@ import torch
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto`, `cpu` or `cuda` as a device that is there."""
+    """The device that `auto`, `cpu` or `cuda` stands for; a ValueError if it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

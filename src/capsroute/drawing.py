@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which is imported late, and their PNGs."""
+"""Matplotlib figures, and their PNGs; matplotlib itself is imported late."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ def png(figure: "Figure", dpi: int = 120) -> bytes:
     data = io.BytesIO()
     # a font found for its letters may have one weight alone, which matplotlib logs for each text
     with warnings.catch_warnings(), errors_only("matplotlib.font_manager"):
-        # letters that no font here has show as boxes, which was told once
+        # letters that no font here has are drawn as boxes, which the log has said already
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format="png", dpi=dpi)
     return data.getvalue()

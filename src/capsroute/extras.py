@@ -1,4 +1,4 @@
-"""What to say of an optional dependency that is missing or does not import."""
+"""What to say about an optional dependency that is missing or does not import."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ def install_hint(extra: str) -> str:
 
 
 def why_unusable(package: str, extra: str, error: Exception) -> str:
-    """What is wrong with a package whose import raised, to go on from `needs PACKAGE, which`."""
+    """What is wrong with a package whose import raised, worded to follow `needs PACKAGE, which`."""
     if importlib.util.find_spec(package) is None:
         return f"is not installed: {install_hint(extra)}"
     reason = " ".join(str(error).split()) or type(error).__name__

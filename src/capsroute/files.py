@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As JSON that can be read, whole or not at all."""
+    """As indented JSON, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
 
 

@@ -1,4 +1,4 @@
-"""What other packages log while we work."""
+"""Other packages' logs, quieted while we call them."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def errors_only(name: str) -> Iterator[None]:
-    """Whatever a logger would say of lesser things is left out."""
+    """Inside, the logger says nothing that is less than an error."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ def nearest_path(path: Path) -> Path | None:
 
 
 def _words_agree(given: str, choice: str) -> bool:
-    """Names of ours share long words: one alike does not make a typo of the rest."""
+    """Our names share long words: one word alike does not make the others a typo."""
     words = choice.split("_")
     return all(
         word in choice or difflib.get_close_matches(word, words, n=1, cutoff=CLOSE_WORD)

@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is."""
+"""How long-running work tells its caller how far it has got."""
 
 from collections.abc import Callable
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         _prepare_streams()
-        # whatever of Pillow's concerns a user is said in a line of ours
+        # what Pillow warns of, if it concerns a user, we say in a line of our own
         warnings.filterwarnings("ignore", module=r"PIL\.")
         _dispatch(arguments)
         sys.stdout.flush()  # while what goes wrong with it can still be told

@@ -10,7 +10,7 @@ class UsageError(ValueError):
 
 @contextmanager
 def as_typed(**options: str) -> Iterator[None]:
-    """Errors inside name what was typed, such as `--queue`, for a function's own argument."""
+    """Inside, errors name what was typed, such as `--batch`, not the function's own argument."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What `capsroute train --data FOLDER` works out by itself: the run's name, its length, a line."""
+"""What `capsroute train --data FOLDER` works out by itself: name, length, what was found."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -63,7 +63,7 @@ def _evaluation(record: dict[str, Any]) -> str:
 
 
 class SpeakingReporter(ScreenReporter):
-    """Says what is alike on a terminal and in a log."""
+    """What is said alike on a terminal and in a log."""
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.message(_evaluation(record))

@@ -62,7 +62,7 @@ class Dataset:
     drawn: bool = False
     """Whether some of a folder's images were drawn, by their names, to be held out."""
     passed_over: tuple[Skipped, ...] = ()
-    """Images in a folder that are none of it: of other formats, or in no class's folder."""
+    """Images that the folder holds besides: of other formats, or in no class's folder."""
 
     def skipped_lines(self, most: int = 20) -> list[str]:
         """The files that were skipped, at most so many by name; all that is left out, counted."""

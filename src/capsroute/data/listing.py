@@ -21,7 +21,7 @@ UNREAD_SUFFIXES = frozenset((
     ".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".psd", ".svg", ".tga",
     ".arw", ".cr2", ".cr3", ".dng", ".nef", ".raf", ".rw2",
 ))
-"""Of images that are passed over, as the other files are, and counted."""
+"""Of images that are passed over as other files are, but counted."""
 # fmt: on
 
 

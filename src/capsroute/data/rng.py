@@ -41,9 +41,9 @@ class AugmentDraws:
 
 
 class GeneratorDraws:
-    """The columns that DiverseMultiMNIST reads, of other draws than augmentation.
+    """The columns that DiverseMultiMNIST reads, from draws other than those of augmentation.
 
-    Were they the same, where an image is cropped would tell which digit it shows.
+    If they were the same, the place of an image's crop would tell which digit it shows.
     """
 
     SINGLE = 0

@@ -80,7 +80,7 @@ def card_text(
 
 
 def is_of_run(accuracy: float, last: float, images: int) -> bool:
-    """Whether what packed weights get of so many images is what their run got at its end."""
+    """Whether packed weights are as accurate, on so many images, as their run was at its end."""
     return abs(accuracy - last) <= max(WITHIN, 100 / images)
 
 

@@ -154,7 +154,7 @@ def counted(runs: Iterable[Result]) -> list[Result]:
 
 
 def diverged(runs: Iterable[Result]) -> list[Result]:
-    """The runs that would count, had their loss stayed a number: averages are without them."""
+    """The runs that would count, had their loss stayed finite; averages leave them out."""
     return [run for run in runs if run.diverged and not run.departures()]
 
 

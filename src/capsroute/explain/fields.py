@@ -12,7 +12,7 @@ from capsroute.explain.trace import Layer
 from capsroute.models.base import CapsuleClassifier
 
 PROBES_AT_ONCE = 32
-MOST = 0.5  # of an image: who sees more is told apart by its place, not by what it sees
+MOST = 0.5  # of an image: capsules that see more are told apart by place, not by what they see
 PLACE = 0.25  # of an image's side: what is shown around a place, at least
 
 

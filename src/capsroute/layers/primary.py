@@ -74,7 +74,7 @@ class PrimaryCaps(nn.Module):
         return self.norm(poses) if finish else Unfinished(poses, self.norm.learned())
 
     def _waiting(self, features: Tensor) -> Unfinished | None:
-        """Capsules that lack even their convolution, if that may be."""
+        """Capsules that lack even their convolution, where that is possible."""
         if torch.is_grad_enabled() or is_exporting() or is_transformed():
             return None
         if not _is_matrix(self.conv):

@@ -82,7 +82,7 @@ def register(
 
     def add(build: Builder) -> Builder:
         name = build.__name__
-        # `exec`, which knows of no module, names none
+        # code that `exec` runs is of no module
         owner = (_REGISTRY[name].build.__module__ if name in _REGISTRY else None) or ""
         if owner.startswith("capsroute.") and owner != build.__module__:
             raise ValueError(f"a model must have a name of its own, got {name!r} of {owner}")

@@ -1,4 +1,4 @@
-"""Which implementation of a routing works, and where it is said."""
+"""Which implementation of a routing runs, and why."""
 
 import logging
 
@@ -9,9 +9,9 @@ _log = logging.getLogger("capsroute")
 _said: set[tuple[str, str, str | None]] = set()
 
 
-@constant_while_tracing  # said by the compiler, not by its graph
+@constant_while_tracing  # logged while tracing, not by the graph
 def say_once(routing: str, impl: str, reason: str | None) -> str:
-    """At debug level, what `impl="auto"` means and why (None: nothing kept the kernels)."""
+    """At debug level, what `impl="auto"` chose and why (None: nothing is against the kernels)."""
     if (routing, impl, reason) not in _said:
         _said.add((routing, impl, reason))
         why = "the kernels can take these tensors" if reason is None else reason

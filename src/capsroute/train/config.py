@@ -204,7 +204,7 @@ def _check_numbers(fields: dict[str, Any]) -> None:
 
 
 def differences(config: Config, saved: dict[str, Any]) -> list[str]:
-    """Fields in which a config departs from a saved one, those that a user most likely typed first.
+    """Fields in which a config departs from a saved one, beginning with what a user likely typed.
 
     As '`name` is … there and … here'. A field that an older version did not know has its default
     there. How often a run is saved is no difference.

@@ -73,9 +73,9 @@ class Processes:
 def processes(device: str = "auto") -> Iterator[Processes]:
     """Join the job that torchrun started, or be a job of one.
 
-    Whoever holds the group when the job ends keeps gloo's threads alive, and one that lets go of a
-    tensor while Python shuts down aborts the process. So nothing inside may outlive it that does,
-    as a model in `DistributedDataParallel`: not in the frames of an error either.
+    Anything that still holds the group when the job ends keeps gloo's threads alive, and a thread
+    that frees a tensor while Python shuts down aborts the process. So nothing that holds it, such
+    as a model in `DistributedDataParallel`, may outlive this block, not even in an error's frames.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -85,7 +85,8 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     if world == 1:
         yield Processes(0, 1, where)
         return
-    # DistributedDataParallel imports it anyway; then its default arguments would hold the group
+    # before there is a group: imported later, by DistributedDataParallel, its default arguments
+    # would hold it
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
@@ -99,7 +100,7 @@ def processes(device: str = "auto") -> Iterator[Processes]:
 
 
 def _empty_frames(error: BaseException) -> None:
-    """Of an error and of those it arose from: what they held is gone, what they print is not."""
+    """Of an error and of those it arose from, whose tracebacks can still be printed."""
     chain = [error]
     for one in chain:
         traceback.clear_frames(one.__traceback__)

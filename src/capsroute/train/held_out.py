@@ -20,7 +20,7 @@ class HeldOut:
     """Measures the weights that a run would keep, on this process's share of a split.
 
     With `graphs`, each size of batch is captured; the weights must then stay where they are.
-    `compile` makes of the forward pass what is called.
+    `compile` is applied to the forward pass.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class Interrupted(BaseException):
     """A signal ended the run, which the same command resumes from its last checkpoint.
 
     Like KeyboardInterrupt it may come in the middle of anything, and nothing that catches errors
-    on the way shall take it for one.
+    may mistake it for one.
     """
 
     def __init__(self, signum: int, step: int) -> None:
@@ -38,7 +38,7 @@ def stop_signals(tell: Callable[[int], None] = lambda signum: None) -> Iterator[
     """Signals that ask for an end are noted; the loop finishes its step. A second one kills.
 
     `tell` is called with the first. While the run is idle, the first raises `Interrupted` at once:
-    a first step may take for ever. A deadline leaves time for a step, and waits for it.
+    a first step may take very long. A deadline leaves time for a step, and waits for it.
     """
     stop = Stop()
 

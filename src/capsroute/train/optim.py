@@ -28,7 +28,7 @@ def make_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         groups, lr, momentum=config.momentum, nesterov=config.nesterov, fused=gpu or None
     )
     for parameter in parameters if config.momentum else ():
-        # as the first step would leave it, and all steps are alike to a compiler
+        # as the first step would leave it, so that all steps look alike to a compiler
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -65,8 +65,8 @@ def _matrices_apart(
 def update_by_sgd(optimizer: torch.optim.SGD, sgd: Callable[..., None] = sgd) -> None:
     """`optimizer.step()`, with PyTorch's function or a compiled one.
 
-    Compiled, the work spreads over the whole card. PyTorch's own fused kernel gives a program
-    65,536 elements: of models of this size, that keeps a few dozen programs busy for long.
+    Compiled, the work spreads over the whole card. PyTorch's own fused kernel gives each program
+    65,536 elements, so for a model of this size a few dozen programs do all of it.
     """
     for group in optimizer.param_groups:
         trained = [parameter for parameter in group["params"] if parameter.grad is not None]

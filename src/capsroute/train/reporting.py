@@ -1,4 +1,4 @@
-"""What a run tells while it goes on. The engine calls; the command line prints."""
+"""What a run reports as it goes. The engine calls; the command line prints."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ class Reporter:
         """The loop begins after `done` of `steps` steps."""
 
     def step(self, done: int) -> None:
-        """One more step is under way to the device."""
+        """One more step has been sent to the device."""
 
     def progress(self, done: int, loss: float, accuracy: float, images_per_second: float) -> None:
         """Averages since the last evaluation."""
@@ -21,7 +21,7 @@ class Reporter:
     def stopping(self, signum: int) -> None:
         """The first signal that asks for an end came.
 
-        Called by its handler, in the middle of whatever runs: do not lock, nor print to a buffer.
+        Called by its handler, in the middle of whatever is running: no locks, no buffered printing.
         """
 
     def message(self, text: str) -> None:

@@ -70,7 +70,7 @@ def _published_loss(model: ImageClassifier) -> str:
 
 
 def _check_loss(name: str, model: ImageClassifier) -> None:
-    """Raise unless the loss reads scores as the model does: else it falls, and no answer is right.
+    """Raise unless the loss reads scores as the model does; else it falls, and answers stay wrong.
 
     Logits at the 0.9 and 0.1 that a margin asks for are sigmoids above one half, all of them.
     """
@@ -98,8 +98,8 @@ class Callables(NamedTuple):
 class TrainStep:
     """Runs training steps on a model; `bare` is the module under DDP and compilation.
 
-    `compile` makes of a function what steps call: the loss and the counting are many kernels for
-    a handful of numbers. The short last batch of an epoch runs uncompiled: each size is compiled
+    `compile` is applied to the loss, the counting and the update: many kernels for a handful of
+    numbers. The short last batch of an epoch runs uncompiled: each size is compiled
     by itself, and that takes longer than such a batch could win back in a whole run.
     """
 
