@@ -98,11 +98,11 @@ def row_of(text, experiment):
     return dict(zip(*cells, strict=True))
 
 
-def register_tiny(monkeypatch, root, **changes):
-    """An experiment `tiny` on forty images in Fashion-MNIST's format, which `root` then holds."""
+def register_tiny(monkeypatch, root, *, name="tiny", **changes):
+    """An experiment on forty images in Fashion-MNIST's format, which `root` then holds."""
     write_digits(root)
     config = Config(
-        experiment="tiny",
+        experiment=name,
         model=ModelConfig("inverted_small_multimnist", 1),
         data=DataConfig("fashion_mnist"),
         optim=OptimConfig(optimizer="adam", lr=1e-3),
@@ -113,6 +113,6 @@ def register_tiny(monkeypatch, root, **changes):
         eval_batch_size=20,
     )
     config = dataclasses.replace(config, **changes)
-    monkeypatch.setitem(presets._PRESETS, "tiny", Preset("tiny", "For tests.", config))
+    monkeypatch.setitem(presets._PRESETS, name, Preset(name, "For tests.", config))
     monkeypatch.setenv("CAPSROUTE_DATA", str(root))
     return config

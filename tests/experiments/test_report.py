@@ -20,7 +20,14 @@ from capsroute.experiments.markers import check_markers, fill_markers
 from capsroute.experiments.presets import preset
 from capsroute.experiments.report import TIMINGS, Measured, figures
 from capsroute.experiments.tables import all_tables
-from small_experiments import report, report_text, row_of, write_diverged, write_evidence
+from small_experiments import (
+    register_tiny,
+    report,
+    report_text,
+    row_of,
+    write_diverged,
+    write_evidence,
+)
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = preset("fast_cifar10").config.epochs
@@ -133,6 +140,16 @@ def test_runs_of_another_length_have_a_panel_of_their_own(tmp_path):
     }
     short, *_ = shown.draw(shown.data).axes
     assert short.get_title() == "DiverseMultiMNIST, 6 epochs" and short.get_xlim()[1] < 7
+
+
+def test_runs_counted_in_steps_say_so(tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    for name, changes in (("tiny", {}), ("short", {"steps": None, "epochs": 2})):
+        register_tiny(monkeypatch, tmp_path / "data", name=name, **changes)
+        write_evidence(results, name, [70.0])
+    found = figures(Measured.read(results, tmp_path / TIMINGS))
+    (shown,) = [figure for figure in found if figure.name == "convergence_beyond"]
+    assert list(shown.data) == ["fashion_mnist, 12 steps", "fashion_mnist, 2 epochs"]
 
 
 @pytest.mark.parametrize("count", [2, 10, 11, 20])

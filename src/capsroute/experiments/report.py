@@ -226,7 +226,7 @@ def _panels(table: Table, evidence: Evidence) -> dict[str, dict[str, list[Any]]]
 
 def _length(experiment: str) -> str:
     config = preset(experiment).config
-    return f"{config.steps:,} steps" if config.epochs is None else f"{config.epochs} epochs"
+    return f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
 
 
 def _curve(run: Result) -> list[Any]:
