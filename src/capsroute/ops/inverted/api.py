@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from capsroute.ops.choice import check_impl, check_kernels, say_once
+from capsroute.ops.inverted import reference, tiled, triton
 from capsroute.ops.inverted.norm import Unfinished
 from capsroute.ops.precision import autocast_dtype, own_precision
 from capsroute.ops.tracing import is_exporting, is_transformed
@@ -134,8 +135,6 @@ def first_step(
             poses = children.finished()
             poses = poses.flatten(1, -2) if linear else poses
             return routing_step(poses, weight, stride=stride, impl=impl)
-        from capsroute.ops.inverted import tiled, triton
-
         x = triton.finished_by_rows(children, shape[-1] // weight.shape[-2])
         if not linear:
             return tiled.uniform_step(x, weight, stride)
@@ -145,12 +144,10 @@ def first_step(
 
 def _finishes(impl: str, children: Unfinished, weight: Tensor) -> bool:
     """Whether a kernel does what the children of a first iteration lack."""
-    from capsroute.ops.inverted import triton
-
-    if is_transformed():  # the operations of which a convolution follows those, a kernel does not
+    if is_transformed():  # which PyTorch's convolution takes part in, and a kernel does not
         return False
     if impl == "triton":
-        _check_kernels(children, weight)
+        check_kernels(triton.supported(children, weight))
         return True
     on_card = impl == "auto" and children.device.type == "cuda"
     return on_card and not is_exporting() and triton.can_finish(children)
@@ -169,8 +166,6 @@ def _dispatch(
     if impl == "auto":
         impl = "tiled" if parents is None else _choose(children, weight)
     if impl == "reference":
-        from capsroute.ops.inverted import reference
-
         return reference.routing_step(children, weight, parents, stride=stride, scale=scale)
     if parents is not None and is_transformed():
         raise ValueError(
@@ -178,11 +173,9 @@ def _dispatch(
             f"torch.autograd.forward_ad, got {impl!r}"
         )
     if impl == "triton":
-        _check_kernels(children, weight)
+        check_kernels(triton.supported(children, weight))
         if parents is not None:  # the first iteration is a convolution anyway
             return _triton(children, weight, parents, stride, scale, return_coefficients)
-    from capsroute.ops.inverted import tiled
-
     return tiled.routing_step(
         children,
         weight,
@@ -197,16 +190,8 @@ def _choose(children: Tensor, weight: Tensor) -> str:
     """What `auto` means for a step with parents."""
     if is_exporting():  # tiles depend on the batch, kernels on the machine
         return say_once(ROUTING, "reference", "the graph is exported")
-    from capsroute.ops.inverted import triton
-
     reason = triton.avoided(children, weight)
     return say_once(ROUTING, "triton" if reason is None else "tiled", reason)
-
-
-def _check_kernels(children: Tensor | Unfinished, weight: Tensor) -> None:
-    from capsroute.ops.inverted import triton
-
-    check_kernels(triton.supported(children, weight))
 
 
 def _triton(
@@ -217,8 +202,6 @@ def _triton(
     scale: float,
     return_coefficients: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    from capsroute.ops.inverted import triton
-
     if return_coefficients:
         return triton.routing_step_with_coefficients(
             children, weight, parents, stride=stride, scale=scale
