@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from capsroute.data import Augment, Dataset, EvalBatches, TrainBatches, load_dataset
 from capsroute.devices import choose_device
 from capsroute.experiments.evidence import write_measurement
+from capsroute.experiments.studies import BATCH_NORM
 from capsroute.models import model_info
 from capsroute.models.base import ImageClassifier
 from capsroute.models.factory import load_model
@@ -26,7 +27,7 @@ from capsroute.models.sources import find_checkpoint
 from capsroute.models.weights import read_metadata
 from capsroute.train.metrics import correct
 
-RESULTS = Path(__file__).parents[1] / "results" / "batch_norm"
+RESULTS = Path(__file__).parents[1] / "results" / BATCH_NORM
 IMAGES, BATCH = 10_000, 250
 
 

@@ -26,6 +26,7 @@ from capsroute.data import Augment, TrainBatches, load_dataset
 from capsroute.devices import choose_device
 from capsroute.experiments.cards import study_name
 from capsroute.experiments.evidence import write_measurement
+from capsroute.experiments.studies import ROUNDING
 from capsroute.models import model_info
 from capsroute.models.factory import load_model
 from capsroute.models.inverted import InvertedCapsNet
@@ -34,7 +35,7 @@ from capsroute.models.weights import read_metadata
 from capsroute.train.config import OptimConfig
 from capsroute.train.step import Loss, choose_loss
 
-RESULTS = Path(__file__).parents[1] / "results" / "gradient_rounding"
+RESULTS = Path(__file__).parents[1] / "results" / ROUNDING
 PARTS = ("backbone", "primary", "capsules", "classifier")
 ROUNDED: Mapping[str, tuple[str, ...]] = {
     "everything": ("backbone", "primary", "capsules"),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from capsroute.experiments import preset
-from capsroute.experiments.studies import TUNING_COLUMNS, TUNING_ORIGIN
+from capsroute.experiments.studies import TUNING, TUNING_COLUMNS, TUNING_ORIGIN
 from capsroute.files import write_whole
 from capsroute.train.build import Runtime
 from capsroute.train.config import WITHOUT_EFFECT, Config
@@ -31,7 +31,7 @@ from capsroute.train.engine import DivergedError, train
 from capsroute.train.provenance import named
 from capsroute.train.reporting import Reporter
 
-RESULTS = Path(__file__).parents[1] / "results" / "tuning"
+RESULTS = Path(__file__).parents[1] / "results" / TUNING
 HELD_BACK = 0.2
 Row = dict[str, Any]
 

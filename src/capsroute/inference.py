@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from capsroute.data.datasets import DIGITS
 from capsroute.data.decoding import fitted
 from capsroute.devices import choose_device
 from capsroute.export import load_exported
@@ -203,5 +204,4 @@ class Predictor:
 
 def _learned_digits_on_black(description: Description) -> bool:
     """Whether it is a model of DiverseMultiMNIST; a folder's model need not have its classes."""
-    digits = [str(digit) for digit in range(10)]
-    return description.multilabel and description.class_names == digits
+    return description.multilabel and description.class_names == list(DIGITS)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from torch import Tensor
 
 import capsroute
+from capsroute.data.datasets import DIGITS
 from capsroute.explain import explain
 from capsroute.explain.explanation import picture, png_uri
 from capsroute.explain.trace import why_unexplained
@@ -29,7 +30,6 @@ DECODING_THREADS = 2  # each holds one picture's pixels
 SMALL_PIXELS = 128 * 128
 SMALL_BYTES = 4 * 2**10  # too few for a header that takes long to open
 WARM_UP_SECONDS = 1.0
-DIGITS = [str(digit) for digit in range(10)]
 
 T = TypeVar("T")
 Picture = Image.Image | Tensor
@@ -188,7 +188,7 @@ class Service:
             parameters=None if model is None else count_parameters(model),
             explainable=self.unexplained is None,
             unexplained=self.unexplained,
-            digits=predictor.in_channels == 1 and predictor.class_names == DIGITS,
+            digits=predictor.in_channels == 1 and predictor.class_names == list(DIGITS),
             limits=schemas.LimitsAnswer(
                 upload_bytes=self.limits.upload,
                 pixels=self.limits.pixels,
