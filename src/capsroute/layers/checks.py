@@ -1,11 +1,14 @@
-"""What every capsule layer asks of its arguments: an error of one line, or nothing."""
+"""What every capsule layer asks of its arguments: an error of one line, a warning, or nothing."""
 
 import math
+import warnings
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
 from torch import Tensor
+
+WEIGHTS_WORTH_A_WARNING = 100_000_000
 
 
 def check_counts(**arguments: Any) -> None:
@@ -43,3 +46,15 @@ def in_one_row(children: Tensor) -> Tensor:
             f"got {tuple(children.shape)}"
         )
     return children.flatten(1, -2)
+
+
+def warn_if_huge(shape: tuple[int, ...]) -> None:
+    """A linear capsule layer grows with the image; say so before the memory runs out."""
+    weights = math.prod(shape)
+    if weights > WEIGHTS_WORTH_A_WARNING:
+        n_in, n_out, a, b = shape
+        warnings.warn(
+            f"a linear capsule layer from {n_in:,} to {n_out:,} capsules holds {weights:,} weights "
+            f"({a}×{b} each): consider a smaller image, more stride or fewer capsules before it",
+            stacklevel=4,
+        )

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_counts, in_one_row
-from capsroute.layers.inverted import warn_if_huge
+from capsroute.layers.checks import check_counts, in_one_row, warn_if_huge
 from capsroute.ops.choice import check_impl
 from capsroute.ops.dynamic import Observer, dynamic_routing
 

@@ -1,13 +1,18 @@
 """Capsule layers that route by inverted dot-product attention."""
 
 import math
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from capsroute.layers.checks import check_choice, check_counts, in_one_row, matrix_side
+from capsroute.layers.checks import (
+    check_choice,
+    check_counts,
+    in_one_row,
+    matrix_side,
+    warn_if_huge,
+)
 from capsroute.layers.primary import PoseNorm
 from capsroute.ops.choice import check_impl
 from capsroute.ops.inverted import reference
@@ -16,7 +21,6 @@ from capsroute.ops.inverted.norm import Unfinished
 
 INITIAL_POSES = ("zeros", "random", "learned")
 WINDOWS = ("sliding", "mixed")
-WEIGHTS_WORTH_A_WARNING = 100_000_000
 
 
 def transform_shape(pose: str, pose_dim: int, out_pose_dim: int) -> tuple[int, int]:
@@ -32,18 +36,6 @@ def transform_shape(pose: str, pose_dim: int, out_pose_dim: int) -> tuple[int, i
             f"got {out_pose_dim}"
         )
     return side, side
-
-
-def warn_if_huge(shape: tuple[int, ...]) -> None:
-    """A linear capsule layer grows with the image; say so before the memory runs out."""
-    weights = math.prod(shape)
-    if weights > WEIGHTS_WORTH_A_WARNING:
-        n_in, n_out, a, b = shape
-        warnings.warn(
-            f"a linear capsule layer from {n_in:,} to {n_out:,} capsules holds {weights:,} weights "
-            f"({a}×{b} each): consider a smaller image, more stride or fewer capsules before it",
-            stacklevel=4,
-        )
 
 
 def mixed_windows(children: Tensor, kernel_size: int, stride: int) -> Tensor:
