@@ -95,14 +95,16 @@ def _small_multimnist(iterations: int | None) -> Config:
         model=ModelConfig("inverted_small_multimnist", iterations),
         data=DataConfig("diverse_multimnist"),
         optim=OptimConfig(
-            optimizer="adam",
-            lr=8e-3,
+            optimizer="muon",
+            lr=0.03,
+            momentum=0.95,
+            nesterov=True,
             weight_decay=0.0,
             lr_schedule="cosine",
             warmup=0.05,
         ),
-        batch_size=32,
-        epochs=6,
+        batch_size=64,
+        epochs=10,
     )
 
 
@@ -110,9 +112,8 @@ def _small_multimnist(iterations: int | None) -> Config:
 def inverted_small_multimnist() -> Config:
     """The default: a small model that learns overlapping digits on a CPU in four minutes.
 
-    `capsroute train`, 70.7 % of 10,000 unseen images exactly right after 211 s on two cores
-    (results/inverted_small_multimnist/seed0). Model and recipe were chosen on images made from a
-    sixth of the training digits, set aside.
+    Model and recipe were chosen on images made from training digits that were held back: Muon gets
+    five points more of them right than Adam (results/tuning).
     """
     return _small_multimnist(None)
 
@@ -130,13 +131,13 @@ def inverted_small_multimnist_r4() -> Config:
 
 
 def _digits(iterations: int) -> Config:
-    config = _small_multimnist(iterations)
-    return replace(
-        config,
-        # so small a model fills no GPU with fewer; of 8 short epochs on held-back digits twice the
-        # learning rate was the better one already with batches of 128
-        optim=replace(config.optim, lr=0.016),
-        batch_size=512,
+    return Config(
+        model=ModelConfig("inverted_small_multimnist", iterations),
+        data=DataConfig("diverse_multimnist"),
+        optim=OptimConfig(
+            optimizer="adam", lr=0.016, weight_decay=0.0, lr_schedule="cosine", warmup=0.05
+        ),
+        batch_size=512,  # so small a model fills no GPU with fewer
         epochs=350,
         dtype="bfloat16",
         eval_every=10 * 118,
@@ -146,7 +147,7 @@ def _digits(iterations: int) -> Config:
 
 @register
 def digits_r2() -> Config:
-    """The default model on about 60 times as many images, 21 million, on a GPU."""
+    """The default model by Adam on 35 times as many images, 21 million, on a GPU."""
     return _digits(2)
 
 
