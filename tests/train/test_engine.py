@@ -431,7 +431,7 @@ class TestFolders:
         self.refused(renamed, out, "run: `model` is 'inverted_small_multimnist' there and 'cnn_")
         pretrained = dataclasses.replace(other, pretrained="cnn_cifar10")
         renamed = dataclasses.replace(renamed, model=pretrained)
-        self.refused(renamed, out, "run: `pretrained` is None there and 'cnn_cifar10' here")
+        self.refused(renamed, out, "run: `pretrained` is not given there and 'cnn_cifar10' here")
         renamed = dataclasses.replace(renamed, data=digits)
         self.refused(renamed, out, "run: `data` is '.*stripes' there and 'mnist' here")
         self.refused(with_changes(experiment="other"), out, "run: `experiment` is 'tiny' there")

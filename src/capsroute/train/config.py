@@ -213,11 +213,16 @@ def differences(config: Config, saved: dict[str, Any]) -> list[str]:
     there = _flat(json.loads(Config().to_json())) | _flat(saved)
     names = [name for name in (*DECISIVE, *here, *there) if name not in WITHOUT_EFFECT]
     return [
-        f"`{name}` is {there.get(name)!r} there and {here.get(name)!r} here"
+        f"`{name}` is {_shown(there.get(name))} there and {_shown(here.get(name))} here"
         for name in sorted(dict.fromkeys(names), key=lambda name: name == "experiment")
         if here.get(name) != there.get(name)
         and not (name == "data" and _same_folder(here[name], there[name]))
     ]
+
+
+def _shown(value: Any) -> str:
+    """A value of the config as a user would put it, who never types None."""
+    return "not given" if value is None else repr(value)
 
 
 def _same_folder(here: str, there: str) -> bool:
