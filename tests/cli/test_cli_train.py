@@ -400,7 +400,9 @@ def test_a_folder_that_cannot_be_written(train, images, tmp_path):
     out = tmp_path / "file" / "run"
     status, _, err = train("--data", images, "--out", out, "--steps", 1, "--batch-size", 4)
     assert status == 2
-    assert err == f"error: `out` must be a folder that can be written, got {out}: not a directory\n"
+    assert (
+        err == f"error: `--out` must be a folder that can be written, got {out}: not a directory\n"
+    )
 
 
 def test_a_read_only_disk_is_told_with_the_path(train, images, tmp_path, monkeypatch):
@@ -411,7 +413,7 @@ def test_a_read_only_disk_is_told_with_the_path(train, images, tmp_path, monkeyp
     status, _, err = train("--data", images, "--out", "run", "--steps", 1)
     assert status == 2
     assert err == (
-        "error: `out` must be a folder that can be written, got run: read-only file system\n"
+        "error: `--out` must be a folder that can be written, got run: read-only file system\n"
     )
 
 

@@ -18,10 +18,17 @@ def as_typed(**options: str) -> Iterator[None]:
 
         if isinstance(error, DataError):  # what it quotes is a name of the user's, such as `data`
             raise
-        text = str(error)
-        for argument, option in options.items():
-            text = text.replace(f"`{argument}`", f"`{option}`")
-        raise UsageError(text) from error
+        raise UsageError(_in_options(str(error), options)) from error
+    except OSError as error:
+        if (text := _in_options(str(error), options)) == str(error):
+            raise
+        raise OSError(text) from error
+
+
+def _in_options(text: str, options: dict[str, str]) -> str:
+    for argument, option in options.items():
+        text = text.replace(f"`{argument}`", f"`{option}`")
+    return text
 
 
 def one_line(text: str) -> str:
