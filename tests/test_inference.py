@@ -199,12 +199,12 @@ def test_what_is_no_picture_is_told_in_one_line(picture):
 
 
 def test_an_answer_has_one_shape_for_json():
-    answer = Prediction(["bee"], [("bee", 0.75), ("cat", 0.25)], "a light ground")
+    answer = Prediction(["bee"], [("bee", 0.75), ("cat", 0.25)], "a light background")
     bee, cat = {"label": "bee", "probability": 0.75}, {"label": "cat", "probability": 0.25}
     assert answer.as_dict() == {
         "labels": ["bee"],
         "ranked": [bee, cat],
-        "remark": "a light ground",
+        "remark": "a light background",
     }
     assert answer.as_dict(top_k=1)["ranked"] == [bee]
 

@@ -159,7 +159,7 @@ class Predictor:
         """What a user should know of a prepared image, if anything."""
         if _learned_digits_on_black(self.description) and image.mean().item() > BRIGHT:
             return (
-                "a light ground; this model learned light digits on a dark one: "
+                "a light background; this model learned light digits on a dark one: "
                 "if the digits are dark, invert the image first"
             )
         return None

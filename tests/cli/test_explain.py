@@ -59,7 +59,7 @@ def test_json_has_the_remark_on_a_light_ground(run, tmp_path):
     Image.new("L", (36, 36), 250).save(tmp_path / "paper.png")
     status, out, err = run("explain", "inverted_small_multimnist", "paper.png", "--json")
     remark = json.loads(out)["remark"]
-    assert status == 0 and remark.startswith("a light ground; ")
+    assert status == 0 and remark.startswith("a light background; ")
     assert err == f"paper.png: {remark}\n"
 
 

@@ -276,7 +276,7 @@ def test_a_white_ground_is_remarked_on_three_times_at_most(run, digits, tmp_path
     remarks = {record["file"]: record["remark"] for record in records(out)}
     assert status == 0 and remarks.pop(str(folder / "slate.png")) is None
     (remark,) = set(remarks.values())
-    assert len(remarks) == count and remark.startswith("a light ground; ")
+    assert len(remarks) == count and remark.startswith("a light background; ")
     told = [f"{folder}/paper{number}.png: {remark}" for number in range(min(count, 3))]
     assert err.splitlines() == told + ([] if last is None else [f"{last}{remark}"])
 

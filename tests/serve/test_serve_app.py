@@ -200,7 +200,7 @@ def test_head_is_answered_like_get_without_its_body(server, path):
 
 def test_what_a_light_ground_is_told_with(server):
     light = server.predict(encoded(Image.new("L", (36, 36), 250))).json
-    assert light["remark"].startswith("a light ground; ")
+    assert light["remark"].startswith("a light background; ")
     assert server.predict(encoded(Image.new("L", (36, 36), 5))).json["remark"] is None
     explained = server.ask("POST", "/explain", encoded(Image.new("L", (36, 36), 250))).json
     assert explained["prediction"]["remark"] == light["remark"]

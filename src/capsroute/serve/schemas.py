@@ -15,7 +15,7 @@ class PredictionAnswer(BaseModel):
         description="The answer: one class; for a multi-label model the set, which may be empty."
     )
     ranked: list[RankedClass] = Field(description="The `top_k` classes, most likely first.")
-    remark: str | None = Field(description="What to know of the image, such as a light ground.")
+    remark: str | None = Field(description="What to know of the image, such as a light background.")
 
 
 class ExplainedClass(BaseModel):
