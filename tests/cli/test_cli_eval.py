@@ -122,6 +122,9 @@ def test_rotation_shift_iterations_and_out(run, tmp_path, digits):
     assert names == {"evaluation.json", "confusion.png", "robustness.png"}
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
     report = json.loads((tmp_path / "new" / "o" / "evaluation.json").read_text())
+    assert run("eval", folder, "--out", "new/o")[0] == 0  # curves are not of these numbers
+    names = {path.name for path in (tmp_path / "new" / "o").iterdir()}
+    assert names == {"evaluation.json", "confusion.png"}
     points = [(point["kind"], point["value"]) for point in report["robustness"]]
     angles = [("rotation", 2 * step) for step in range(7)]
     assert points == [*angles, ("shift", 0), ("shift", 1), ("shift", 2)]

@@ -224,8 +224,17 @@ def test_a_signal_before_anything_was_saved_says_how_to_begin_again(train, image
     monkeypatch.setattr("capsroute.train.step.TrainStep.__call__", cut)
     status, _, err = train("--data", images, "--batch-size", 4, "--steps", 2)
     assert status == 128 + signal.SIGTERM and err == (
-        "stopped by signal 15 before the first step was done; there was nothing to save. "
+        "stopped by SIGTERM before the first step was done; there was nothing to save. "
         f"Begin again with capsroute train --data {images} --batch-size 4 --steps 2\n"
+    )
+
+
+def test_a_folder_in_place_of_a_preset_is_pointed_to(train, images):
+    status, _, err = train(images)
+    assert status == 2
+    assert err == (
+        f"error: no preset '{images}'; for the images in that folder: "
+        f"capsroute train --data {images}\n"
     )
 
 

@@ -296,7 +296,7 @@ def test_no_class_loses_all_its_images():
 
 @pytest.mark.parametrize(
     ("fraction", "message"),
-    [(1.0, "must be between 0 and 1"), (0.01, "is no image at all")],
+    [(1.0, "must be between 0 and 1"), (0.01, "holds out none of the")],
 )
 def test_impossible_splits(fraction, message):
     with pytest.raises(ValueError, match=message):

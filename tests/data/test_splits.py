@@ -134,5 +134,5 @@ def test_what_is_held_out_by_name_is_pinned():
 
 
 def test_classes_of_one_image_leave_none_to_hold_out():
-    with pytest.raises(DataError, match=r"0\.2 of 3 images in 3 classes is no image at all"):
+    with pytest.raises(DataError, match=r"0\.2 holds out none of the 3 images in 3 classes"):
         held_out(a_folder([1, 1, 1]))

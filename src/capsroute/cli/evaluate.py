@@ -125,9 +125,12 @@ def _report(
     written = [out / "evaluation.json", out / "confusion.png"]
     write_json(written[0], report)
     draw_confusion(evaluation, names, written[1])
+    curves = out / "robustness.png"
     if points:
-        written.append(out / "robustness.png")
-        draw_robustness(points, written[2])
+        written.append(curves)
+        draw_robustness(points, curves)
+    else:
+        curves.unlink(missing_ok=True)  # of an evaluation before, which the numbers are not of
     if not options.json:
         print(f"wrote {', '.join(map(str, written))}")
     if evaluation.not_finite:

@@ -153,7 +153,12 @@ def _how_to_go_on(out: Path, arguments: list[str]) -> str:
 def _preset_name(arguments: list[str]) -> tuple[str, list[str]]:
     if arguments and not arguments[0].startswith("-"):
         if arguments[0] not in list_presets():
-            raise UsageError(f"no preset {arguments[0]!r}{nearest(arguments[0], list_presets())}")
+            hint = nearest(arguments[0], list_presets())
+            if Path(arguments[0]).is_dir():
+                hint = (
+                    f"; for the images in that folder: {to_type('train', '--data', arguments[0])}"
+                )
+            raise UsageError(f"no preset {arguments[0]!r}{hint}")
         return arguments[0], arguments[1:]
     return (OWN_IMAGES if _folder_given(arguments) else DEFAULT), arguments
 

@@ -180,8 +180,8 @@ def _first_of_each_class(
     held[by_class] = place_in_class < np.repeat(np.minimum(quota, counts - 1), counts)
     if not held.any():
         raise DataError(
-            f"{fraction:g} of {len(labels)} images in {len(counts)} classes is no image at all; "
-            f"expected a larger share to hold out, or more images"
+            f"a share of {fraction:g} holds out none of the {len(labels)} images in "
+            f"{len(counts)} classes; expected a larger share, or more images"
         )
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 

@@ -16,7 +16,8 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int, step: int) -> None:
         when = f"after step {step}" if step else "before the first step was done"
-        super().__init__(f"stopped by signal {signum} {when}")
+        cause = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        super().__init__(f"stopped by {cause} {when}")
         self.signum, self.step = signum, step
 
 
