@@ -134,12 +134,12 @@ def test_runs_of_another_length_have_a_panel_of_their_own(tmp_path):
     found = figures(Measured.read(results, tmp_path / TIMINGS))
     (shown,) = [figure for figure in found if figure.name == "convergence_beyond"]
     assert {title: sorted(lines) for title, lines in shown.data.items()} == {
-        "DiverseMultiMNIST, 6 epochs": ["inverted_small_multimnist"],
+        "DiverseMultiMNIST, 10 epochs": ["inverted_small_multimnist"],
         "DiverseMultiMNIST, 350 epochs": ["digits_r2", "digits_r4"],
         "CIFAR-100": ["fast_cifar100"],
     }
     short, *_ = shown.draw(shown.data).axes
-    assert short.get_title() == "DiverseMultiMNIST, 6 epochs" and short.get_xlim()[1] < 7
+    assert short.get_title() == "DiverseMultiMNIST, 10 epochs" and short.get_xlim()[1] < 11
 
 
 def test_runs_counted_in_steps_say_so(tmp_path, monkeypatch):

@@ -90,19 +90,19 @@ def preset(name: str) -> Preset:
     return _PRESETS[name]
 
 
+def _adam(lr: float) -> OptimConfig:
+    return OptimConfig(optimizer="adam", lr=lr, weight_decay=0.0, lr_schedule="cosine", warmup=0.05)
+
+
+def _muon(lr: float) -> OptimConfig:
+    return replace(_adam(lr), optimizer="muon", momentum=0.95, nesterov=True)
+
+
 def _small_multimnist(iterations: int | None) -> Config:
     return Config(
         model=ModelConfig("inverted_small_multimnist", iterations),
         data=DataConfig("diverse_multimnist"),
-        optim=OptimConfig(
-            optimizer="muon",
-            lr=0.03,
-            momentum=0.95,
-            nesterov=True,
-            weight_decay=0.0,
-            lr_schedule="cosine",
-            warmup=0.05,
-        ),
+        optim=_muon(lr=0.03),
         batch_size=64,
         epochs=10,
     )
@@ -112,8 +112,10 @@ def _small_multimnist(iterations: int | None) -> Config:
 def inverted_small_multimnist() -> Config:
     """The default: a small model that learns overlapping digits on a CPU in four minutes.
 
-    Model and recipe were chosen on images made from training digits that were held back: Muon gets
-    five points more of them right than Adam (results/tuning).
+    `capsroute train`, 78.3 % of 10,000 unseen images exactly right after 219 s on two cores
+    (results/inverted_small_multimnist/seed0). Model and recipe were chosen on images made from
+    training digits that were held back: Muon gets five points more of them right than Adam
+    (results/tuning).
     """
     return _small_multimnist(None)
 
@@ -134,9 +136,7 @@ def _digits(iterations: int) -> Config:
     return Config(
         model=ModelConfig("inverted_small_multimnist", iterations),
         data=DataConfig("diverse_multimnist"),
-        optim=OptimConfig(
-            optimizer="adam", lr=0.016, weight_decay=0.0, lr_schedule="cosine", warmup=0.05
-        ),
+        optim=_adam(lr=0.016),
         batch_size=512,  # so small a model fills no GPU with fewer
         epochs=350,
         dtype="bfloat16",
@@ -204,16 +204,16 @@ def own_images() -> Config:
     """A folder of images, one sub-folder per class; used by `capsroute train --data FOLDER`.
 
     The paper's best model where there is a GPU; on a CPU the small one, at about a minute for a
-    thousand steps on images of 36×36. Images are not mirrored unless `--flip` says so: letters
-    and digits would be others. Of few images it takes fewer steps: see `limit_epochs`.
+    thousand steps on images of 36×36, by Muon, which in short trials on a few hundred or thousand
+    images of MNIST and CIFAR-10 got more of others right than Adam. Images are not mirrored unless
+    `--flip` says so: letters and digits would be others. Of few images it takes fewer steps: see
+    `limit_epochs`.
     """
     gpu = torch.cuda.is_available()
     return Config(
         model=ModelConfig("inverted_resnet_cifar10" if gpu else "inverted_small_multimnist"),
         data=DataConfig("FOLDER", padding=4),
-        optim=OptimConfig(
-            optimizer="adam", lr=2e-3, weight_decay=0.0, lr_schedule="cosine", warmup=0.05
-        ),
+        optim=_adam(lr=2e-3) if gpu else _muon(lr=0.01),
         batch_size=64 if gpu else 32,
         steps=10_000 if gpu else 1_500,
         eval_every=500 if gpu else 150,
