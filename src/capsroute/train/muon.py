@@ -49,7 +49,7 @@ def from_matrix(matrix: Tensor, like: Tensor, kind: str) -> Tensor:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """U Vᵀ of each U S Vᵀ (…, rows, columns), roughly, by products alone.
+    """U Vᵀ of each U S Vᵀ (n, rows, columns), roughly, by products alone.
 
     On a GPU they are taken in bfloat16, which is all the precision that is needed.
     """
@@ -58,9 +58,9 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
-    for _ in range(ITERATIONS):
+    for _ in range(ITERATIONS):  # x becomes (a + b x xᵀ + c (x xᵀ)²) x
         square = x @ x.mT
-        x = a * x + (b * square + c * (square @ square)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
