@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -227,6 +228,20 @@ def test_a_signal_before_anything_was_saved_says_how_to_begin_again(train, image
         "stopped by SIGTERM before the first step was done; there was nothing to save. "
         f"Begin again with capsroute train --data {images} --batch-size 4 --steps 2\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [((), 1.0), (("--pretrained", "inverted_small_multimnist"), 0.2)],
+    ids=["from scratch", "from trained weights"],
+)
+def test_trained_weights_are_changed_in_small_steps(train, images, options, share):
+    arguments = ("--data", images, "--steps", 1, *options)
+    planned = preset("own_images").config.optim.lr
+    for given, lr in (((), share * planned), (("--lr", 0.5), 0.5)):
+        out = Path(f"lr{lr}")
+        assert train(*arguments, *given, "--device", "cpu", "--out", out)[0] == 0
+        assert json.loads((out / "config.json").read_text())["optim"]["lr"] == pytest.approx(lr)
 
 
 def test_a_folder_in_place_of_a_preset_is_pointed_to(train, images):

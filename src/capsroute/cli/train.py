@@ -29,7 +29,7 @@ from capsroute.cli.progress import make_reporter, notes_to
 from capsroute.data import Dataset, list_datasets
 from capsroute.devices import choose_device
 from capsroute.experiments import DEFAULT, list_presets, preset
-from capsroute.experiments.presets import MOST_EPOCHS, limit_epochs
+from capsroute.experiments.presets import MOST_EPOCHS, from_trained_weights, limit_epochs
 from capsroute.models.base import CapsuleClassifier
 from capsroute.models.registry import model_info
 from capsroute.nearest import nearest
@@ -203,6 +203,8 @@ def _parse(name: str, arguments: list[str]) -> Options:
         if _given("--steps", arguments):
             raise UsageError("`--epochs` and `--steps` both give the length of the run: choose one")
         config = replace(config, steps=None)  # the preset's
+    if name == OWN_IMAGES and _from_trained_weights(arguments):
+        config = from_trained_weights(config)
     try:
         return parse(
             Options,
@@ -218,6 +220,11 @@ def _parse(name: str, arguments: list[str]) -> Options:
         if late := [argument for argument in arguments if argument in list_presets()]:
             raise UsageError(f"{error}; a preset comes first: capsroute train {late[0]}") from None
         raise
+
+
+def _from_trained_weights(arguments: list[str]) -> bool:
+    """Of the capsules, too: a backbone of timm has none."""
+    return any(start != "timm" for start in _values("--pretrained", arguments))
 
 
 def _instead_of_preset_option(arguments: list[str]) -> str:

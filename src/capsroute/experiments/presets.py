@@ -221,6 +221,15 @@ def own_images() -> Config:
     )
 
 
+def from_trained_weights(config: Config) -> Config:
+    """The config of `own_images` in steps a fifth as large, which keep what the weights know.
+
+    In a short trial on a CPU, a model for ten of CIFAR-100's classes that began with the weights
+    for CIFAR-10 got more images right with them than with whole ones.
+    """
+    return replace(config, optim=replace(config.optim, lr=config.optim.lr / 5))
+
+
 def limit_epochs(config: Config, images: int, *, evaluations_open: bool = True) -> Config:
     """The config of `own_images` for so many training images: at most `MOST_EPOCHS` of them.
 
