@@ -35,6 +35,11 @@ def test_convolutions_and_transforms_are_matrices(name, transforms):
     assert not any("bias" in key or "norm" in key or "classifier" in key for key in filters)
 
 
+def test_every_kind_of_convolution_has_filters():
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.ConvTranspose2d(3, 4, 2), nn.Conv3d(4, 5, 2))
+    assert matrix_kinds(model) == {layer.weight: "filters" for layer in model}
+
+
 @pytest.mark.parametrize("shape", [(18, 5, 4, 4), (18, 5, 6, 7)], ids=["matrix", "vector"])
 def test_the_matrix_of_transforms_makes_the_sums_of_all_votes(shape):
     torch.manual_seed(0)

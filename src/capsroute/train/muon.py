@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.optim.adam import adam
 
 # Keller Jordan's quintic: five steps take singular values into 0.7 to 1.2, which is near enough
@@ -25,8 +26,12 @@ def matrix_kinds(model: nn.Module) -> dict[nn.Parameter, str]:
     kinds = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.ndim >= 4:
-            kinds[weight] = "filters" if isinstance(module, nn.Conv2d) else "transforms"
+        if not isinstance(weight, nn.Parameter):
+            continue
+        if isinstance(module, _ConvNd):
+            kinds[weight] = "filters"
+        elif weight.ndim in (4, 6):  # of a capsule layer
+            kinds[weight] = "transforms"
     return kinds
 
 
