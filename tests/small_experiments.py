@@ -11,6 +11,14 @@ from capsroute.train.config import Config, DataConfig, ModelConfig, OptimConfig
 from small_idx import write_digits
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ORIGIN = {  # what everything measured must say
+    "device": "NVIDIA H200",
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "capsroute": "0.1.0",
+    "commit": COMMIT,
+    "dirty": False,
+}
 
 
 def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, whole=True, **changes):
@@ -53,13 +61,7 @@ def write_evidence(results, experiment, accuracies, *, seed=0, summary=None, who
         "train_seconds": last["seconds"],
         "images_per_second": last["images_per_second"],
         "dtype": config.dtype,
-        "device": "NVIDIA H200",
-        "python": "3.11.7",
-        "torch": "2.13.0",
-        "capsroute": "0.1.0",
-        "commit": COMMIT,
-        "dirty": False,
-    }
+    } | ORIGIN
     (folder / "summary.json").write_text(json.dumps(known | (summary or {})))
     return folder
 

@@ -9,17 +9,9 @@ from capsroute.experiments.origins import CODE, check_commits, check_studies, ch
 from capsroute.experiments.report import TIMINGS
 from capsroute.experiments.studies import OLD_TUNING_COLUMNS, TUNING_COLUMNS
 from shell import git
-from small_experiments import COMMIT, report, write_evidence
+from small_experiments import COMMIT, ORIGIN, report, write_evidence
 
-STUDY = {
-    "command": "python tools/pose_movement.py",
-    "device": "NVIDIA H200",
-    "python": "3.11.7",
-    "torch": "2.13.0",
-    "capsroute": "0.1.0",
-    "commit": COMMIT,
-    "dirty": False,
-}
+STUDY = {"command": "python tools/pose_movement.py"} | ORIGIN
 CHANGES = {
     "change": "as it is",
     "epochs": "30",
